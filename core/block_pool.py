@@ -1,0 +1,56 @@
+"""The durable rows: for each key one host tensor with a row per KV slot (K3).
+
+Only the committer reads or writes rows; the tensors are ordinary memory unless `pin_pool` is set,
+since no device copy touches them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slotmirror.core.backend import DeviceBackend, HostBuffer, HostRows
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.host_rows import as_host_rows
+from slotmirror.core.key_spec import KeySpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenKey:
+    """A key that has rows.
+
+    `index` is its column in the slot table; `rows` its `(num_slots,)` rows, for the committer.
+    """
+
+    spec: KeySpec
+    index: int
+    rows: HostRows
+
+
+class BlockPool:
+    """Rows of all open keys. The engine thread opens keys; the committer moves rows."""
+
+    def __init__(self, config: PrefixCacheConfig, backend: DeviceBackend) -> None:
+        self._config = config
+        self._backend = backend
+        self._buffers: dict[str, HostBuffer] = {}
+
+    def allocate(self, spec: KeySpec) -> HostRows:
+        """Memory for `num_slots` rows of the key; repeated calls give the same."""
+        if spec.name not in self._buffers:
+            self._buffers[spec.name] = self._backend.alloc_host(
+                (self._config.num_slots, *spec.trailing_shape),
+                spec.dtype,
+                pinned=self._config.pin_pool,
+            )
+        return as_host_rows(self._buffers[spec.name].tensor)
+
+    @property
+    def bytes_by_key(self) -> dict[str, int]:
+        """Host bytes of each key's rows, allocator rounding included."""
+        return {name: buffer.reserved_bytes for name, buffer in self._buffers.items()}
+
+    def close(self) -> None:
+        """Give the memory back; nobody may still move rows."""
+        for buffer in self._buffers.values():
+            buffer.close()
+        self._buffers.clear()

@@ -1,0 +1,123 @@
+"""Recycled output buffers (M3).
+
+Touching fresh memory for the first time costs several times the copy into it, so an output's
+memory is handed out again once the last tensor on it has died. Nobody has to give it back:
+each lease is an array whose death returns the memory. That happens in a finaliser, on any
+thread, at any moment, so it takes no lock: it appends to a deque, which is atomic.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slotmirror.core.backend import HostRows
+from slotmirror.core.errors import HostMemoryLimitError
+from slotmirror.core.key_spec import KeySpec
+
+Lease: TypeAlias = npt.NDArray[np.uint8]
+"""Memory for one output; whatever is derived from it keeps it alive."""
+
+_RECYCLED_BYTES_MIN = 1 << 16
+_KEPT_PER_SIZE = 8
+
+
+class OutputBuffers:
+    """Memory for outputs, by size class. Any thread; no lock."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, deque[Lease]] = {}
+
+    def lease(self, num_bytes: int, on_death: Callable[[], object] | None = None) -> Lease:
+        """At least `num_bytes` of uninitialised memory, cut to `num_bytes`.
+
+        Free again, and `on_death` called, when the last tensor or array on it is gone. Small
+        buffers are not recycled: the allocator does that well enough.
+        """
+        size = _size_class(num_bytes)
+        free = self._free.setdefault(size, deque(maxlen=_KEPT_PER_SIZE))
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(size, dtype=np.uint8)
+        # A view's base collapses to the array that owns the memory, unless a foreign object
+        # stands between: through the memoryview every view holds the lease itself.
+        foreign = memoryview(memory)  # type: ignore[arg-type]  # arrays are buffers since 3.12's typing
+        lease: Lease = np.frombuffer(foreign, dtype=np.uint8, count=num_bytes)
+        if size >= _RECYCLED_BYTES_MIN:
+            weakref.finalize(lease, free.append, memory).atexit = False
+        if on_death is not None:
+            weakref.finalize(lease, on_death).atexit = False
+        return lease
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that wait to be handed out again."""
+        return sum(size * len(free) for size, free in list(self._free.items()))
+
+    def clear(self) -> None:
+        """Forget idle memory."""
+        for free in list(self._free.values()):
+            free.clear()
+
+
+class HitBufferMeter:
+    """How many bytes of hit outputs are alive, and the limit (`hit_buffer_bytes_max`).
+
+    The engine thread charges; finalisers on any thread report deaths without a lock.
+    """
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self._bytes_max = bytes_max
+        self._deaths: deque[int] = deque()
+        self._alive = 0
+        self.bytes_high = 0
+
+    @property
+    def bytes_alive(self) -> int:
+        """Bytes of hit outputs whose tensors, or gathers, still exist. Engine thread."""
+        while self._deaths:
+            self._alive -= self._deaths.popleft()
+        return self._alive
+
+    def check(self, num_bytes: int) -> None:
+        """Raise `HostMemoryLimitError` if `num_bytes` more would exceed the limit."""
+        alive = self.bytes_alive
+        if self._bytes_max is not None and alive + num_bytes > self._bytes_max:
+            raise HostMemoryLimitError(
+                f"this step's hits need {num_bytes:,} B of output memory, {alive:,} B are alive, "
+                f"hit_buffer_bytes_max is {self._bytes_max:,}: drop former outputs, raise it, or "
+                "schedule fewer hit tokens per step"
+            )
+
+    def charge(self, num_bytes: int) -> Callable[[], None]:
+        """Count `num_bytes` as alive until the returned function is called."""
+        self._alive += num_bytes
+        self.bytes_high = max(self.bytes_high, self._alive)
+        deaths = self._deaths
+        return lambda: deaths.append(num_bytes)
+
+
+def rows_tensor(lease: Lease, spec: KeySpec) -> torch.Tensor:
+    """The lease as a tensor `(rows, *trailing_shape)` of the key's dtype; keeps it alive."""
+    flat = torch.from_numpy(lease).view(spec.dtype)
+    return flat.view(-1, *spec.trailing_shape)
+
+
+def rows_view(lease: Lease, spec: KeySpec) -> HostRows:
+    """The lease as opaque rows; keeps it alive."""
+    return lease.view(np.dtype((np.void, spec.row_bytes)))
+
+
+def _size_class(num_bytes: int) -> int:
+    """`num_bytes` rounded up to an eighth of its power of two, so that sizes meet again."""
+    if num_bytes < _RECYCLED_BYTES_MIN:
+        return max(num_bytes, 1)
+    step = 1 << max(num_bytes.bit_length() - 4, 0)
+    return -(-num_bytes // step) * step

@@ -1,0 +1,125 @@
+"""The one mover: carries out the log's operations in order, on a thread of its own or inline.
+
+This is the only code that touches pool rows. Threaded and inline run the same loop over the same
+operations, so their outputs are byte-identical (H5). The mover never takes the manager's lock and
+needs no page (T3).
+"""
+
+from __future__ import annotations
+
+from slotmirror.core.backend import DeviceBackend, Fence
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import CopyAbandonedError
+from slotmirror.core.oplog import Operation, OpLog, logger
+from slotmirror.core.runtime import Runtime, Thread
+from slotmirror.core.stats import CacheStats
+
+_POLL_S = 0.25
+
+
+class Committer:
+    """Drains an `OpLog`. `kick` after every append; `stop` once."""
+
+    def __init__(
+        self,
+        log: OpLog,
+        backend: DeviceBackend,
+        config: PrefixCacheConfig,
+        runtime: Runtime,
+        stats: CacheStats,
+    ) -> None:
+        self._log = log
+        self._backend = backend
+        self._config = config
+        self._runtime = runtime
+        self._stats = stats
+        self._threaded = config.committer == "threaded"
+        self._thread: Thread | None = None
+        self._abandoned = False
+
+    @property
+    def backend(self) -> DeviceBackend:
+        """The backend whose gather and scatter move rows."""
+        return self._backend
+
+    def kick(self) -> None:
+        """Operations were appended: start the thread on first use (T7), or carry them out here.
+
+        In inline mode a second thread that appends meanwhile leaves its operations to the first.
+        """
+        if not self._threaded:
+            self.drain()
+        elif self._thread is None:
+            self._thread = self._runtime.start_thread("slotmirror-committer", self._main)
+
+    def drain(self) -> None:
+        """Carry out operations until there are none, or another thread is at it."""
+        while (operation := self._log.take(block=False)) is not None:
+            self._carry_out(operation)
+
+    def step(self) -> bool:
+        """Carry out one operation if there is one; for whoever drives the mover by hand."""
+        operation = self._log.take(block=False)
+        if operation is not None:
+            self._carry_out(operation)
+        return operation is not None
+
+    def wait_fence(self, fence: Fence) -> None:
+        """Wait for a launched copy without limit, with a warning per `staging_claim_timeout_s`.
+
+        A stalled peer rank must not kill the cache (W6). Only a shutdown that has given up ends
+        it early, with `CopyAbandonedError`.
+        """
+        if fence.done():
+            return
+        self._stats.fence_waits += 1
+        self._log.head_at_fence(True)
+        try:
+            warn_s = self._config.staging_claim_timeout_s
+            started = self._runtime.monotonic()
+            warned = 0
+            while not fence.wait(min(_POLL_S, warn_s)):
+                if self._abandoned:
+                    raise CopyAbandonedError("shut down before the device had finished a copy")
+                waited_s = self._runtime.monotonic() - started
+                if waited_s >= (warned + 1) * warn_s:
+                    warned += 1
+                    self._stats.fence_wait_warnings += 1
+                    logger.warning("the device has not finished a copy for %.0f s", waited_s)
+        finally:
+            self._log.head_at_fence(False)
+
+    def abandon(self) -> None:
+        """Give up on copies that do not end; their pages are never freed."""
+        self._abandoned = True
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread of a stopped log to end; True if none runs afterwards."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            self._backend.bind_thread(self._backend.device)
+        except BaseException as error:
+            self._log.poison(error, "binding the committer to its device")
+        while (operation := self._log.take(block=True)) is not None:
+            self._carry_out(operation)
+
+    def _carry_out(self, operation: Operation) -> None:
+        dropped = self._log.poisoned
+        try:
+            if dropped:
+                operation.drop(self)
+            else:
+                operation.run(self)
+        # Whatever an operation throws is the log's first failure, SystemExit included: a mover
+        # that ends silently would leave every waiter to its time-out.
+        except BaseException as error:
+            self._log.poison(error, operation.describe())
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            self._log.complete(dropped=dropped)

@@ -1,0 +1,81 @@
+"""The cache's settings (K1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from slotmirror.core.errors import ConfigError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheConfig:
+    """Sizes, budgets and time limits of one manager; checked when it is made.
+
+    num_blocks                 blocks of the engine's KV pool
+    block_size                 slots per block
+    device_staging_bytes_max   device bytes that clones of deferred rows may take
+    staging_depth              pages, and so steps that may be unconsumed at once
+    staging_capacity_tokens    rows of a page: the engine's largest number of batched tokens
+    staging_claim_timeout_s    how long a caller waits without progress of the log
+    device_wait_timeout_s      how long a caller waits while the device has not finished a copy
+    copy_chunk_bytes           size of a bounce buffer
+    host_memory_limit_bytes    no key is opened beyond it; None: no limit
+    hit_buffer_bytes_max       bytes of hit outputs that may be alive at once; None: no limit
+    pin_pool                   page-lock the pool too
+    mover_threads              threads among which one large operation is split
+    prefetch                   read hits at the start of the step; off: at its save
+    committer                  "threaded", or "inline": operations run where they are appended
+    """
+
+    num_blocks: int
+    block_size: int
+    device_staging_bytes_max: int = 512 * MIB
+    staging_depth: int = 4
+    staging_capacity_tokens: int = 1024
+    staging_claim_timeout_s: float = 30.0
+    device_wait_timeout_s: float = 300.0
+    copy_chunk_bytes: int = 16 * MIB
+    host_memory_limit_bytes: int | None = None
+    hit_buffer_bytes_max: int | None = None
+    pin_pool: bool = False
+    mover_threads: int = 1
+    prefetch: bool = True
+    committer: Literal["threaded", "inline"] = "threaded"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name))
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the engine's KV pool."""
+        return self.num_blocks * self.block_size
+
+
+_OPTIONAL_COUNTS = ("host_memory_limit_bytes", "hit_buffer_bytes_max")
+_SECONDS = ("staging_claim_timeout_s", "device_wait_timeout_s")
+_FLAGS = ("pin_pool", "prefetch")
+
+
+def _check(field: str, value: object) -> None:
+    if field == "committer":
+        if value not in ("threaded", "inline"):
+            raise ConfigError(field, value, 'must be "threaded" or "inline"')
+    elif field in _FLAGS:
+        if not isinstance(value, bool):
+            raise ConfigError(field, value, "must be true or false")
+    elif field in _SECONDS:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(field, value, "must be a number of seconds")
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(field, value, "must be a finite number of seconds above 0")
+    elif value is None and field in _OPTIONAL_COUNTS:
+        return
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(field, value, "must be a whole number")
+    elif value < 1:
+        raise ConfigError(field, value, "must be at least 1")

@@ -1,0 +1,106 @@
+"""What a step reads: one gather per key for all of its hits, planned when it starts (C2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from slotmirror.core.block_pool import OpenKey
+from slotmirror.core.buffers import HitBufferMeter, OutputBuffers, rows_view
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import RowLayoutError
+from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.operations import GatherTask
+from slotmirror.core.stats import CacheStats
+from slotmirror.core.step import StepLayout
+
+
+def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
+    """Raise `RowLayoutError` unless counts and slots are those of a possible step (S4)."""
+    counts = events.num_tokens
+    if len(counts) != len(events.req_ids) or len(events.first_positions) != len(counts):
+        raise RowLayoutError(
+            f"{len(events.req_ids)} scheduled requests, but {len(counts)} token counts and "
+            f"{len(events.first_positions)} first positions"
+        )
+    if not len(counts):
+        if len(events.slots):
+            raise RowLayoutError(f"{len(events.slots)} slots in a step without requests")
+        return
+    if counts.min() < 1 or events.first_positions.min() < 0:
+        odd = np.flatnonzero((counts < 1) | (events.first_positions < 0)).tolist()
+        raise RowLayoutError(
+            f"requests {[events.req_ids[i] for i in odd]} are scheduled with no token or from a "
+            "negative position"
+        )
+    if counts.sum() != len(events.slots):
+        raise RowLayoutError(f"{counts.sum()} scheduled tokens, but {len(events.slots)} slots")
+    if events.slots.min() < 0 or events.slots.max() >= config.num_slots:
+        owner = np.repeat(np.arange(len(counts)), counts)
+        bad = np.flatnonzero((events.slots < 0) | (events.slots >= config.num_slots))
+        names = list(dict.fromkeys(events.req_ids[i] for i in owner[bad].tolist()))
+        raise RowLayoutError(
+            f"requests {names} write slots {events.slots[bad][:8].tolist()} outside "
+            f"0..{config.num_slots - 1}: their block tables lack blocks, or num_blocks "
+            f"({config.num_blocks}) and block_size ({config.block_size}) are not the engine's"
+        )
+
+
+class HitPlanner:
+    """Plans gathers. Engine thread; allocates, so it is called without locks."""
+
+    def __init__(self, buffers: OutputBuffers, meter: HitBufferMeter, stats: CacheStats) -> None:
+        self._buffers = buffers
+        self._meter = meter
+        self._stats = stats
+
+    def gathers(self, layout: StepLayout, keys: Iterable[OpenKey]) -> dict[str, GatherTask]:
+        """One gather for each key that has a row anywhere in the step's hit spans, by name.
+
+        Raises `HostMemoryLimitError` before anything is allocated (M3).
+        """
+        present = layout.hit_rows.present
+        if not len(present):
+            return {}
+        wanted = [k for k in keys if k.index < present.shape[1] and present[:, k.index].any()]
+        self._meter.check(sum(layout.out_rows * key.spec.row_bytes for key in wanted))
+        return {key.spec.name: self._gather(layout, key) for key in wanted}
+
+    def _gather(self, layout: StepLayout, key: OpenKey) -> GatherTask:
+        present = layout.hit_rows.present[:, key.index]
+        # One index for the whole region of the hits: rows that are not the pool's are read from
+        # slot 0, which is as good as any, and then zeroed or overwritten from the page.
+        slots = np.zeros(layout.hit_region_rows, dtype=np.int64)
+        slots[layout.hit_out_rows[present]] = layout.hit_rows.slots[present]
+        num_bytes = layout.out_rows * key.spec.row_bytes
+        lease = self._buffers.lease(num_bytes, self._meter.charge(num_bytes))
+        self._stats.hit_buffer_bytes_high = self._meter.bytes_high
+        return GatherTask(
+            f"for {layout.num_hits} hits",
+            key,
+            slots,
+            layout.hit_out_rows[~present],
+            int(present.sum()),
+            lease,
+            rows_view(lease, key.spec)[: layout.hit_region_rows],
+            self._stats,
+        )
+
+
+def missing_rows(layout: StepLayout, hidden: OpenKey | None) -> list[tuple[str, list[int]]]:
+    """Requests whose hit spans lack hidden rows, with the absent slots (D5)."""
+    hit_rows = layout.hit_rows
+    if hidden is None or hidden.index >= hit_rows.present.shape[1]:
+        has_row = hit_rows.own_row >= 0
+    else:
+        has_row = hit_rows.present[:, hidden.index] | (hit_rows.own_row >= 0)
+    absent = np.flatnonzero(~has_row)
+    if not len(absent):
+        return []
+    owner: Int64Array = np.repeat(layout.spans.request, layout.spans.length)[absent]
+    slots = hit_rows.slots[absent]
+    return [
+        (layout.req_ids[request], slots[owner == request].tolist())
+        for request in np.unique(owner).tolist()
+    ]

@@ -1,0 +1,389 @@
+"""The cache that an engine's adapter talks to.
+
+Threads: `new_step_starts`, `save_outputs`, `preallocate` and `reset` belong to the engine thread;
+`materialize` and `discard_step` may be called from any thread, as may the rest.
+Locks: the manager lock covers the tables, the open step and the unconsumed steps; the log lock is
+taken inside it only to append. Neither is held across a wait, a copy, an allocation or a backend
+call (T4, T5). The engine thread waits for a staging page and for nothing else (T1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from slotmirror.core.backend import DeviceBackend
+from slotmirror.core.block_pool import BlockPool
+from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
+from slotmirror.core.committer import Committer
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import (
+    CacheShutDownError,
+    DeviceError,
+    GatherFailedError,
+    InternalError,
+    MissingRowsError,
+    RowLayoutError,
+    StepStateError,
+    WaitTimeoutError,
+)
+from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.hit_planning import HitPlanner, check_slots, missing_rows
+from slotmirror.core.hit_registry import HitRegistry
+from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
+from slotmirror.core.leftovers import LeftoverPack
+from slotmirror.core.memory_plan import MemoryPlan, plan_memory
+from slotmirror.core.merge import Merge, StageOutputs
+from slotmirror.core.open_keys import OpenKeys
+from slotmirror.core.operations import PageHold, ReleaseTask, WriteTask
+from slotmirror.core.oplog import OpLog, logger
+from slotmirror.core.page_transfer import PageTransfer, StagedStep
+from slotmirror.core.policy import ModelCachePolicy
+from slotmirror.core.runtime import Runtime, ThreadRuntime
+from slotmirror.core.slot_table import SlotTable
+from slotmirror.core.split import split_outputs
+from slotmirror.core.staging import StagingPage, StagingRing
+from slotmirror.core.stats import CacheStats
+from slotmirror.core.step import Step, StepLayout
+from slotmirror.core.unconsumed import UnconsumedSteps
+from slotmirror.core.write_task import TaskProgress, TaskState
+
+
+class PrefixCacheManager:
+    """One stage's output cache: a row per KV slot for every per-token output.
+
+    `backend` must serve the device on which the stage computes; `runtime` is replaced by tests.
+    """
+
+    def __init__(
+        self,
+        config: PrefixCacheConfig,
+        backend: DeviceBackend,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.config = config
+        self._backend = backend
+        self._runtime = runtime or ThreadRuntime()
+        self._stats = CacheStats()
+        self._lock = self._runtime.lock("manager")
+        self._log = OpLog(config, self._runtime, self._stats)
+        self.committer = Committer(self._log, backend, config, self._runtime, self._stats)
+        self._ring = StagingRing(config, backend)
+        self._pool = BlockPool(config, backend)
+        self._buffers = OutputBuffers()
+        self._meter = HitBufferMeter(config.hit_buffer_bytes_max)
+        self._planner = HitPlanner(self._buffers, self._meter, self._stats)
+        self._slots = SlotTable(config.num_slots)
+        self._registry = HitRegistry(config.num_blocks, config.block_size)
+        self._keys = OpenKeys(config, self._pool, self._ring, self._slots, self._lock)
+        self._transfer = PageTransfer(
+            config, backend, self._ring, self._log, self.committer, self._runtime, self._stats
+        )
+        self._steps = UnconsumedSteps()
+        self._policy: ModelCachePolicy | None = None
+        self._open: Step | None = None
+        self._epoch = 0
+        self._closed = False
+
+    # -- set-up -----------------------------------------------------------------------------
+
+    def register_policy(self, policy: ModelCachePolicy) -> None:
+        """Say what the model needs, once, before the first step (K4)."""
+        self._check_usable()
+        if self._policy is not None and self._policy != policy:
+            raise StepStateError(f"the policy is {self._policy} already; make a new manager")
+        self._policy = policy
+
+    def preallocate(self, keys: Iterable[KeySpec]) -> MemoryPlan:
+        """Open keys now, so that no request pays for their allocation (M2); returns the plan."""
+        self._check_usable()
+        self._keys.open(keys)
+        return plan_memory(self.config, [key.spec for key in self._keys.all()])
+
+    # -- the engine thread ------------------------------------------------------------------
+
+    def new_step_starts(self, events: StepEvents) -> None:
+        """Claim this step's slots, register its hits and start reading them (C1, C2).
+
+        Once per real step, before the forward, also for steps with ended requests and no tokens
+        (L6). Raises `HitSpanError` (D4), `RowLayoutError` (S4), `UnknownRequestError` and
+        `HostMemoryLimitError` (M3) with nothing changed; the engine must then not run the step.
+        """
+        policy = self._check_ready()
+        check_slots(events, self.config)
+        with self._lock:
+            plan = self._registry.plan(events)
+            hit_rows = self._slots.plan_hits(events.slots, plan.spans.slots)
+        layout = StepLayout(events, plan.spans, hit_rows)
+        gathers = self._planner.gathers(layout, self._keys.all())
+        needs_hidden = policy.needs_full_hidden_states
+        missing = missing_rows(layout, self._keys.get(HIDDEN_KEY)) if needs_hidden else []
+        with self._lock:
+            self._abandon_open_step()
+            owners = self._registry.apply(events, plan)
+            self._slots.claim(events.slots)
+            replays = self._registry.replays(owners, layout.first, layout.spans.request)
+            self._stats.steps_started += 1
+            if events.total_tokens:
+                step_id = self._stats.steps_started
+                self._open = Step(step_id, layout, gathers, missing, self._epoch, owners, replays)
+            if self.config.prefetch:
+                self._log.append(list(gathers.values()))
+        self.committer.kick()
+        self._stats.hits += layout.num_hits
+        self._stats.hit_tokens += len(hit_rows.slots)
+        self._stats.own_step_hit_tokens += int((hit_rows.own_row >= 0).sum())
+
+    def save_outputs(
+        self,
+        hidden: torch.Tensor | None,
+        mm_outputs: Mapping[str, object],
+        *,
+        num_tokens_unpadded: int,
+        num_tokens_padded: int | None = None,
+        req_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Take this step's outputs, shape `(n or n_padded, …)` each; returns the step id.
+
+        `req_ids` is the order of the requests' rows in the tensors, the batch order by default.
+        The tensors may be overwritten as soon as it returns (D9). Waits for a staging page,
+        bounded (S1). Until it returns nothing has changed: the step stays open and the save may
+        be repeated, for instance without the key that it refused (C3).
+        """
+        policy, step = self._check_open()
+        padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
+        _check_counts(num_tokens_unpadded, padded, step.layout)
+        order = step.layout.row_order(req_ids)
+        split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, policy)
+        step.saved_keys = self._keys.open(split.specs())
+        step.leftovers = LeftoverPack(split.leftovers) if split.leftovers else None
+        staged = self._transfer.stage(
+            split.immediate, step.leftovers, num_tokens_unpadded, self._steps.ids
+        )
+        slots = step.layout.order_rows(order)
+        write = self._write_task(step, staged, slots)
+        with self._lock:
+            if step.epoch == self._epoch:
+                self._slots.mark_written(slots, [key.index for key in step.saved_keys])
+            self._registry.note_saved(step.owners, step.layout.ends)
+            late = () if self.config.prefetch else tuple(step.gathers.values())
+            self._log.append([*late, *write])
+            self._open = None
+            step_id = self._steps.add(step)
+        self.committer.kick()
+        self._stats.steps_saved += 1
+        self._stats.tokens_saved += num_tokens_unpadded
+        return step_id
+
+    def _write_task(self, step: Step, staged: StagedStep, slots: Int64Array) -> list[WriteTask]:
+        """The step takes over its page; a write, if it has rows to keep, holds it too."""
+        step.page, step.launched = staged.page, staged.launched
+        if not step.saved_keys or not len(slots):
+            step.clones = staged.clones
+            return []
+        self._transfer.hold_again(staged.page)
+        hold = PageHold(staged.page, self._transfer.let_go, staged.clones, staged.launched)
+        progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
+        write = WriteTask(step.step_id, step.saved_keys, slots, hold, progress, self._stats)
+        progress.advance(TaskState.QUEUED)
+        return [write]
+
+    def reset(self) -> None:
+        """Forget every row: the engine's cache was reset, or its weights changed (R1).
+
+        Steps in flight are delivered as they are; a step that is open now is delivered but not
+        kept. Memory stays.
+        """
+        self._check_usable()
+        with self._lock:
+            self._slots.clear()
+            self._epoch += 1
+
+    # -- any thread -------------------------------------------------------------------------
+
+    def materialize(self, step_id: int, req_ids: Sequence[str] | None = None) -> StageOutputs:
+        """The outputs of these requests, all by default; consumes the step for all (S2).
+
+        Waits, bounded, for the step's copy and its reads (T2, W6). Raises `MissingRowsError` (D5),
+        `GatherFailedError` (W5), `ReplayOrderError` (L3), `WaitTimeoutError`, `UnknownStepError`,
+        `RequestNotInStepError`; then nothing was delivered and the step is unconsumed.
+        Returned tensors are the caller's, and share one buffer per key.
+        """
+        self._check_usable()
+        wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
+        with self._lock:
+            step = self._steps.begin(step_id, wanted)
+        try:
+            self._await_rows(step, wanted)
+            with self._lock:
+                delivered = self._registry.delivered_ends(step.owners)
+            merge = Merge(step, wanted, delivered, self._buffers)
+            outputs = merge.outputs()
+        except BaseException:
+            with self._lock:
+                self._steps.abort(step)
+            self._log.under_lock(lambda: None)
+            raise
+        with self._lock:
+            self._registry.note_delivered(*merge.delivered(step.owners))
+            self._registry.release(step.owners)
+            self._steps.finish(step)
+            self._stats.steps_materialized += 1
+        self._transfer.let_go(_page(step))
+        return outputs
+
+    def discard_step(self, step_id: int) -> None:
+        """Consume a step without its rows; they stay in the pool, undelivered (L3, S3)."""
+        self._check_usable()
+        with self._lock:
+            step = self._steps.take(step_id)
+            self._registry.release(step.owners)
+            self._log.append([self._release(step)])
+            self._stats.steps_discarded += 1
+        self.committer.kick()
+
+    def quiesce(self, timeout_s: float) -> None:
+        """Wait until the log is drained, for graph capture, sleep and tests (S3)."""
+        self._check_usable()
+        self._log.wait_until(self._log.is_drained, "the log to drain", timeout_s=timeout_s)
+
+    def stats(self) -> dict[str, object]:
+        """Counters by name (O1), the log's length and age, and pool bytes per key."""
+        length, age_s = self._log.length_and_age_s()
+        return {
+            **self._stats.snapshot(),
+            "log_length": length,
+            "log_age_s": age_s,
+            "pages_held": self._ring.pages_held,
+            "unconsumed_steps": self._steps.ids(),
+            "pool_bytes_by_key": self._pool.bytes_by_key,
+        }
+
+    def memory_stats(self) -> dict[str, int]:
+        """Host bytes held now, by class."""
+        return {
+            "pool_bytes": sum(self._pool.bytes_by_key.values()),
+            "staging_bytes": self._ring.reserved_bytes,
+            "hit_output_bytes": self._meter.bytes_alive,
+            "idle_output_bytes": self._buffers.idle_bytes,
+        }
+
+    def log_tail(self) -> list[str]:
+        """The last operations of the log, oldest first, for reports."""
+        return self._log.tail()
+
+    def shutdown(self) -> None:
+        """Finish or fail what is in flight, join the thread, free host memory (S3).
+
+        Waits for consumers that are busy and for launched copies, `device_wait_timeout_s` at most;
+        memory that a copy may still use is then left to the process. Twice is harmless.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._abandon_open_step()
+            self._log.append([self._release(step) for step in self._steps.take_idle()])
+        self.committer.kick()
+        quiet = self._wait_until_quiet()
+        if not quiet:
+            self.committer.abandon()
+        self._log.stop()
+        if self.committer.join(self.config.staging_claim_timeout_s):
+            self._pool.close()
+        self._ring.close()
+        self._buffers.clear()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _await_rows(self, step: Step, wanted: tuple[str, ...] | None) -> None:
+        """Wait for the step's copy and reads; raise if rows it must deliver are not there."""
+        self._backend.bind_thread(self._backend.device)
+        if step.launched:
+            limit_s = self.config.device_wait_timeout_s
+            try:
+                arrived = _page(step).fence.wait(limit_s)
+            except Exception as error:
+                raise DeviceError(f"the copy of step {step.step_id} failed: {error}") from error
+            if not arrived:
+                raise WaitTimeoutError(
+                    f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s"
+                    f" (device_wait_timeout_s); unconsumed step ids {self._steps.ids()}"
+                )
+        if step.gathers:
+            last = max(gather.seq for gather in step.gathers.values())
+            what = f"the hit rows of step {step.step_id}"
+            self._log.wait_until(self._log.is_completed(last), what)
+        for gather in step.gathers.values():
+            if gather.failure is not None:
+                raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
+        missing = [
+            (req_id, slots) for req_id, slots in step.missing if wanted is None or req_id in wanted
+        ]
+        if missing:
+            raise MissingRowsError(step.step_id, missing)
+
+    def _release(self, step: Step) -> ReleaseTask:
+        hold = PageHold(_page(step), self._transfer.let_go, step.clones, step.launched)
+        return ReleaseTask(f"step {step.step_id}", hold)
+
+    def _abandon_open_step(self) -> None:
+        """The open step's save will never come: its slots stay absent (C3). Caller holds lock."""
+        if self._open is not None:
+            self._registry.release(self._open.owners)
+            self._open = None
+            self._stats.steps_abandoned += 1
+
+    def _wait_until_quiet(self) -> bool:
+        limit_s = self.config.device_wait_timeout_s
+        try:
+            self._log.wait_until(
+                lambda: self._log.is_drained() and not self._steps.num_consuming,
+                "copies and consumers to end",
+                through_failure=True,
+                timeout_s=limit_s,
+            )
+        except WaitTimeoutError as error:
+            logger.error("shut down with work in flight: %s", error)
+            return False
+        return True
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise CacheShutDownError("this cache was shut down; make a new manager")
+        self._log.raise_if_failed()
+
+    def _check_ready(self) -> ModelCachePolicy:
+        self._check_usable()
+        if self._policy is None:
+            raise StepStateError("no policy yet: call register_policy before the first step")
+        return self._policy
+
+    def _check_open(self) -> tuple[ModelCachePolicy, Step]:
+        policy = self._check_ready()
+        if self._open is None:
+            raise StepStateError(
+                "save_outputs without an open step: call new_step_starts first, once per step; "
+                "warm-up, profiling and graph-capture runs must not be saved"
+            )
+        return policy, self._open
+
+
+def _page(step: Step) -> StagingPage:
+    if step.page is None:
+        raise InternalError(f"step {step.step_id} was saved without a page")
+    return step.page
+
+
+def _check_counts(num_tokens_unpadded: int, num_tokens_padded: int, layout: StepLayout) -> None:
+    if num_tokens_unpadded != layout.num_rows:
+        raise RowLayoutError(
+            f"num_tokens_unpadded={num_tokens_unpadded}, but this step's requests were scheduled "
+            f"for {layout.num_rows} tokens"
+        )
+    if num_tokens_padded < num_tokens_unpadded:
+        raise RowLayoutError(
+            f"num_tokens_padded={num_tokens_padded} is below "
+            f"num_tokens_unpadded={num_tokens_unpadded}"
+        )

@@ -1,0 +1,89 @@
+"""Host memory of a configuration, known before anything is allocated (M1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import HostMemoryLimitError
+from slotmirror.core.key_spec import KeySpec
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMemory:
+    """Host bytes of one key: its durable rows, and its part of all staging pages."""
+
+    key: KeySpec
+    pool_bytes: int
+    staging_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by class. `immediate_clone_bytes_max` and `deferred_clone_bytes_max` are on the device.
+
+    pool_bytes      durable rows: num_blocks × block_size × row bytes, per key
+    staging_bytes   staging_depth × staging_capacity_tokens × row bytes, per key; pinned if possible
+    bounce_bytes    the committer's two buffers of copy_chunk_bytes, when rows are deferred
+    """
+
+    keys: tuple[KeyMemory, ...]
+    bounce_bytes: int
+    immediate_clone_bytes_max: int
+    deferred_clone_bytes_max: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """Durable rows of all keys."""
+        return sum(key.pool_bytes for key in self.keys)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Staging pages of all keys."""
+        return sum(key.staging_bytes for key in self.keys)
+
+    @property
+    def host_bytes(self) -> int:
+        """All host memory that is held for the life of the cache."""
+        return self.pool_bytes + self.staging_bytes + self.bounce_bytes
+
+    def __str__(self) -> str:
+        keys = "; ".join(
+            f"{entry.key}: pool {entry.pool_bytes:,} B, staging {entry.staging_bytes:,} B"
+            for entry in self.keys
+        )
+        return f"{keys}; bounce {self.bounce_bytes:,} B; in all {self.host_bytes:,} B"
+
+
+def plan_memory(
+    config: PrefixCacheConfig,
+    keys: Iterable[KeySpec],
+    deferred_keys: frozenset[str] = frozenset(),
+) -> MemoryPlan:
+    """What a cache of this configuration takes once these keys are open; allocates nothing."""
+    specs = tuple(keys)
+    page_rows = config.staging_depth * config.staging_capacity_tokens
+    immediate = sum(spec.row_bytes for spec in specs if spec.name not in deferred_keys)
+    return MemoryPlan(
+        keys=tuple(
+            KeyMemory(spec, config.num_slots * spec.row_bytes, page_rows * spec.row_bytes)
+            for spec in specs
+        ),
+        bounce_bytes=2 * config.copy_chunk_bytes if deferred_keys else 0,
+        immediate_clone_bytes_max=page_rows * immediate,
+        deferred_clone_bytes_max=config.device_staging_bytes_max if deferred_keys else 0,
+    )
+
+
+def check_limit(config: PrefixCacheConfig, keys: Iterable[KeySpec]) -> None:
+    """Raise `HostMemoryLimitError`, with the plan, if these keys exceed the configured limit."""
+    limit = config.host_memory_limit_bytes
+    if limit is None:
+        return
+    plan = plan_memory(config, keys)
+    if plan.host_bytes > limit:
+        raise HostMemoryLimitError(
+            f"opening these keys takes {plan.host_bytes:,} B of host memory, "
+            f"host_memory_limit_bytes is {limit:,}: {plan}"
+        )

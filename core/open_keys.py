@@ -1,0 +1,60 @@
+"""The keys that have rows, opened when first seen or ahead of time (D7, M1, M2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slotmirror.core.block_pool import BlockPool, OpenKey
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.key_spec import KeySpec
+from slotmirror.core.memory_plan import check_limit
+from slotmirror.core.runtime import Lock
+from slotmirror.core.slot_table import SlotTable
+from slotmirror.core.split import check_layout
+from slotmirror.core.staging import StagingRing
+
+
+class OpenKeys:
+    """Open keys by name. The engine thread opens; a key, once open, stays as it is."""
+
+    def __init__(
+        self,
+        config: PrefixCacheConfig,
+        pool: BlockPool,
+        ring: StagingRing,
+        slots: SlotTable,
+        manager_lock: Lock,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._ring = ring
+        self._slots = slots
+        self._lock = manager_lock
+        self._keys: dict[str, OpenKey] = {}
+
+    def open(self, specs: Iterable[KeySpec]) -> tuple[OpenKey, ...]:
+        """The open keys of these layouts; those not seen before are allocated and published.
+
+        Takes the manager lock to publish, not while it allocates. Raises `KeyLayoutError` (D8)
+        and `HostMemoryLimitError` (M1) before anything is allocated.
+        """
+        specs = tuple(specs)
+        for spec in specs:
+            check_layout(spec, self._keys[spec.name].spec if spec.name in self._keys else spec)
+        fresh = [spec for spec in specs if spec.name not in self._keys]
+        if fresh:
+            check_limit(self._config, [*(key.spec for key in self._keys.values()), *fresh])
+        for spec in fresh:
+            rows = self._pool.allocate(spec)
+            self._ring.open_key(spec)
+            with self._lock:
+                self._keys[spec.name] = OpenKey(spec, self._slots.open_key(), rows)
+        return tuple(self._keys[spec.name] for spec in specs)
+
+    def get(self, name: str) -> OpenKey | None:
+        """The open key of this name."""
+        return self._keys.get(name)
+
+    def all(self) -> tuple[OpenKey, ...]:
+        """Every open key, in the order of opening."""
+        return tuple(self._keys.values())

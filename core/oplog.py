@@ -1,0 +1,259 @@
+"""The ordered log: every movement of rows is an operation in it, carried out in order.
+
+The log gives operations their sequence numbers, hands them to the one mover, counts completions,
+and keeps the first failure. Order is what replaces versions, copy-on-write and joins: a read
+appended before a write sees the old rows, one appended after it the new ones (H3).
+
+One lock, the log lock, covers sequence, completion, poison and the page holds that callers wait
+for. It is never held across a wait, a copy, an allocation or a backend call (T5).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from slotmirror.core.backend import DeviceBackend, Fence
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import CacheFailedError, WaitTimeoutError, without_tracebacks
+from slotmirror.core.runtime import Runtime
+from slotmirror.core.stats import CacheStats
+
+logger = logging.getLogger("slotmirror.core")
+
+T = TypeVar("T")
+
+
+class Mover(Protocol):
+    """What an operation may use while it is carried out."""
+
+    @property
+    def backend(self) -> DeviceBackend:
+        """The backend whose gather and scatter move rows."""
+        ...
+
+    def wait_fence(self, fence: Fence) -> None:
+        """Wait until a launched copy has run; without limit, reported when long (W6)."""
+        ...
+
+
+class Operation(ABC):
+    """One entry of the log."""
+
+    seq = 0
+    """Position in the log, from 1; given by `append`."""
+
+    @abstractmethod
+    def run(self, mover: Mover) -> None:
+        """Carry it out, on the mover, without locks. Raising poisons the log (W5)."""
+
+    @abstractmethod
+    def drop(self, mover: Mover) -> None:
+        """The log is poisoned: move nothing, but let go of what is held once no copy uses it."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it is, for reports: kind, step, rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFailure:
+    """The first failure; the error is kept without tracebacks."""
+
+    cause: BaseException
+    where: str
+
+    def error(self) -> CacheFailedError:
+        """A new error for one caller."""
+        return CacheFailedError(self.cause, self.where)
+
+
+class OpLog:
+    """Sequence, completion, poison. Any thread."""
+
+    def __init__(self, config: PrefixCacheConfig, runtime: Runtime, stats: CacheStats) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._stats = stats
+        lock = runtime.lock("log")
+        self._changed = runtime.condition(lock)
+        self._work = runtime.condition(lock)
+        self._queue: deque[Operation] = deque()
+        self._recent: deque[str] = deque(maxlen=64)
+        self._appended = 0
+        self._completed = 0
+        self._progress_at = runtime.monotonic()
+        self._head: Operation | None = None
+        self._head_at_fence = False
+        self._stopped = False
+        self._failure: LogFailure | None = None
+
+    # -- appending --------------------------------------------------------------------------
+
+    def append(self, operations: Sequence[Operation]) -> None:
+        """Append, all at once; neither blocks nor raises, poisoned or not.
+
+        A poisoned log's mover drops them in order, so that whatever they hold is let go.
+        """
+        if not operations:
+            return
+        with self._changed:
+            for operation in operations:
+                self._appended += 1
+                operation.seq = self._appended
+                self._recent.append(f"{operation.seq} {operation.describe()}")
+            if not self._queue and self._head is None:
+                self._progress_at = self._runtime.monotonic()
+            self._queue.extend(operations)
+            self._stats.operations_appended += len(operations)
+            self._stats.log_length_max = max(self._stats.log_length_max, len(self._queue))
+            self._work.notify_all()
+
+    # -- the mover's side -------------------------------------------------------------------
+
+    def take(self, *, block: bool) -> Operation | None:
+        """The next operation, which becomes the head.
+
+        None if there is none: with `block` only once the log was stopped and is drained. While
+        another thread carries out the head, a caller without `block` gets None too.
+        """
+        with self._changed:
+            while block and not self._queue and not self._stopped:
+                self._work.wait()
+            if not self._queue or self._head is not None:
+                return None
+            self._head = self._queue.popleft()
+            self._head_at_fence = False
+            return self._head
+
+    def head_at_fence(self, waiting: bool) -> None:
+        """The head operation starts, or ends, waiting for the device."""
+        with self._changed:
+            self._head_at_fence = waiting
+
+    def complete(self, *, dropped: bool) -> None:
+        """The head operation is over; wakes waiters."""
+        with self._changed:
+            self._head = None
+            self._completed += 1
+            self._progress_at = self._runtime.monotonic()
+            if dropped:
+                self._stats.operations_dropped += 1
+            else:
+                self._stats.operations_completed += 1
+            self._changed.notify_all()
+
+    def poison(self, cause: BaseException, where: str) -> None:
+        """Record the first failure, then wake waiters; later ones are logged only (W5)."""
+        kept = LogFailure(without_tracebacks(cause), where)
+        with self._changed:
+            first = self._failure is None
+            if first:
+                self._failure = kept
+                self._stats.failures += 1
+            self._changed.notify_all()
+        again = "" if first else " again"
+        logger.error("failed%s in %s: %s: %s", again, where, type(cause).__name__, cause)
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a failure was recorded."""
+        return self._failure is not None
+
+    def raise_if_failed(self) -> None:
+        """Raise the first failure, if there is one (W5)."""
+        if self._failure is not None:
+            raise self._failure.error() from self._failure.cause
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def under_lock(self, change: Callable[[], T]) -> T:
+        """Run a change of state that waiters may wait for under the log lock, then wake them."""
+        with self._changed:
+            result = change()
+            self._changed.notify_all()
+            return result
+
+    def is_completed(self, seq: int) -> Callable[[], bool]:
+        """A condition for `wait_until`: operations up to `seq` are over."""
+        return lambda: self._completed >= seq
+
+    def is_drained(self) -> bool:
+        """A condition for `wait_until`: nothing is queued or being carried out."""
+        return self._completed == self._appended
+
+    def wait_until(
+        self,
+        ready: Callable[[], T],
+        what: str,
+        *,
+        through_failure: bool = False,
+        timeout_s: float | None = None,
+        detail: Callable[[], str] = str,
+    ) -> T:
+        """Wait until `ready()`, called under the log lock, is true; returns its value.
+
+        Bounded (W6): `timeout_s` in all if given; otherwise `staging_claim_timeout_s` without
+        progress of the log, or `device_wait_timeout_s` while its head waits for the device.
+        Raises `WaitTimeoutError` to this caller alone, which changes nothing, and the sticky
+        failure unless `through_failure`.
+        """
+        with self._changed:
+            value = ready()
+            if value:
+                return value
+            started = self._runtime.monotonic()
+            while True:
+                if self._failure is not None and not through_failure:
+                    raise self._failure.error() from self._failure.cause
+                since = started if timeout_s is not None else max(started, self._progress_at)
+                limit = self._limit_s() if timeout_s is None else timeout_s
+                left = since + limit - self._runtime.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+                value = ready()
+                if value:
+                    return value
+            report = self._describe_head()
+        raise WaitTimeoutError(f"gave up waiting for {what} after {limit:g} s{detail()}; {report}")
+
+    def _limit_s(self) -> float:
+        if self._head_at_fence:
+            return self._config.device_wait_timeout_s
+        return self._config.staging_claim_timeout_s
+
+    def _describe_head(self) -> str:
+        position = f"{self._completed} of {self._appended} operations completed"
+        if self._head is None:
+            return f"the log is idle, {position}"
+        state = "waiting for the device" if self._head_at_fence else "moving rows"
+        return f"head operation {self._head.seq} ({self._head.describe()}) is {state}, {position}"
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let the mover's blocking `take` return None once the queue is empty."""
+        with self._changed:
+            self._stopped = True
+            self._work.notify_all()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    def tail(self) -> list[str]:
+        """The last appended operations, oldest first, for reports."""
+        with self._changed:
+            return list(self._recent)
+
+    def length_and_age_s(self) -> tuple[int, float]:
+        """Operations not yet completed, and seconds since the last progress while there are any."""
+        with self._changed:
+            length = self._appended - self._completed
+            return length, self._runtime.monotonic() - self._progress_at if length else 0.0

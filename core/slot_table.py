@@ -1,0 +1,84 @@
+"""Which slot has whose row: one presence bit per slot and key (C2).
+
+Pure bookkeeping: no tensor, no thread, no lock of its own (the manager lock covers it). Presence
+means: a write of the slot's present owner is in the log, so a read that is appended now will find
+its row. There are no versions and no per-slot sequence numbers; the log's order replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from slotmirror.core.events import Int64Array
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HitRows:
+    """Where the rows of a step's hit spans come from; H rows, K open keys.
+
+    slots    (H,) the slot of each hit row
+    own_row  (H,) the row of this very step that will write the slot, or -1
+    present  (H, K) whether the pool has the row for the key when this step has claimed its slots
+    """
+
+    slots: Int64Array
+    own_row: Int64Array
+    present: BoolArray
+
+
+class SlotTable:
+    """Presence of every slot's row, for every open key."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._num_keys = 0
+        # Row-wise: a claim clears, and a save sets, whole rows of neighbouring bytes.
+        self._present = np.zeros((num_slots, 4), dtype=np.bool_)
+        self._step_row = np.full(num_slots, -1, dtype=np.int64)
+
+    def open_key(self) -> int:
+        """Number the next key; all its slots are absent."""
+        if self._num_keys == self._present.shape[1]:
+            self._present = np.concatenate((self._present, np.zeros_like(self._present)), axis=1)
+        self._num_keys += 1
+        return self._num_keys - 1
+
+    def plan_hits(self, step_slots: Int64Array, hit_slots: Int64Array) -> HitRows:
+        """Where hit rows come from once `step_slots` are claimed; changes nothing.
+
+        Both arrays in range. Rows that the step itself writes lie on its own page (H1, H2).
+        """
+        self._step_row[step_slots] = np.arange(len(step_slots), dtype=np.int64)
+        own_row = self._step_row[hit_slots]
+        self._step_row[step_slots] = -1
+        present = self._present[hit_slots, : self._num_keys] & (own_row < 0)[:, None]
+        return HitRows(slots=hit_slots, own_row=own_row, present=present)
+
+    def claim(self, slots: Int64Array) -> None:
+        """Slots that this step writes: absent for every key until its save (C2, C3, D6)."""
+        self._present[slots] = False
+
+    def mark_written(self, slots: Int64Array, key_indices: list[int]) -> None:
+        """A write of these keys to these slots is about to be appended."""
+        row = np.zeros(self._present.shape[1], dtype=np.bool_)
+        row[key_indices] = True
+        self._present[slots] = row
+
+    def clear(self) -> None:
+        """Every slot absent for every key (R1)."""
+        self._present[:] = False
+
+    def num_present(self, key_index: int) -> int:
+        """Slots that have a row of the key."""
+        return int(np.count_nonzero(self._present[:, key_index]))
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the table."""
+        return self._num_slots

@@ -1,0 +1,90 @@
+"""Which output goes where: rows that are kept, rows that are dropped, leftovers (D7, D8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+
+from slotmirror.core.errors import KeyLayoutError, RowLayoutError, UsageError
+from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
+from slotmirror.core.policy import ModelCachePolicy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitOutputs:
+    """A step's outputs, sorted.
+
+    immediate  key → tensor of exactly the step's rows, to be copied to the page and kept
+    leftovers  key → payload that is delivered with this step only, never cut, never cached
+    """
+
+    immediate: dict[str, torch.Tensor]
+    leftovers: dict[str, object]
+
+    def specs(self) -> list[KeySpec]:
+        """The layout of every kept key."""
+        return [KeySpec.of(name, tensor) for name, tensor in self.immediate.items()]
+
+
+def split_outputs(
+    hidden: torch.Tensor | None,
+    mm_outputs: Mapping[str, object],
+    num_tokens_unpadded: int,
+    num_tokens_padded: int,
+    policy: ModelCachePolicy,
+) -> SplitOutputs:
+    """Sort a step's outputs; reads no tensor's bytes.
+
+    A tensor of at least two dimensions whose first is the unpadded or the padded token count is
+    per-token, unless the policy names it a leftover (D7). Raises `RowLayoutError` for hidden
+    states that the policy needs and the step lacks, or of a wrong number of rows.
+    """
+    counts = (num_tokens_unpadded, num_tokens_padded)
+    immediate: dict[str, torch.Tensor] = {}
+    leftovers: dict[str, object] = {}
+    if policy.needs_full_hidden_states:
+        immediate[HIDDEN_KEY] = _hidden_rows(hidden, counts)
+    for name, output in mm_outputs.items():
+        if name == HIDDEN_KEY:
+            raise UsageError(f"mm_outputs has the reserved key {HIDDEN_KEY!r}: rename it")
+        if name not in policy.leftover_keys and is_per_token(output, counts):
+            immediate[name] = output[:num_tokens_unpadded]
+        else:
+            leftovers[name] = output
+    return SplitOutputs(immediate, leftovers)
+
+
+def is_per_token(output: object, counts: tuple[int, int]) -> TypeGuard[torch.Tensor]:
+    """Whether an output has one row, with bytes in it, for each token of the step."""
+    return (
+        isinstance(output, torch.Tensor)
+        and output.dim() >= 2
+        and output.shape[0] in counts
+        and output.shape[1:].numel() > 0
+    )
+
+
+def check_layout(spec: KeySpec, opened: KeySpec) -> None:
+    """Raise `KeyLayoutError` if a key's rows differ from those it was opened with (D8)."""
+    if spec != opened:
+        raise KeyLayoutError(
+            f"key {spec.name!r} has rows {spec} in this step, it was opened with {opened}: one key "
+            "keeps one row layout; name it in leftover_keys, or save the step without it"
+        )
+
+
+def _hidden_rows(hidden: torch.Tensor | None, counts: tuple[int, int]) -> torch.Tensor:
+    if hidden is None:
+        raise RowLayoutError(
+            "hidden is None, but the policy keeps hidden states: "
+            "set needs_full_hidden_states=False to opt out"
+        )
+    if not is_per_token(hidden, counts):
+        raise RowLayoutError(
+            f"hidden has shape {tuple(hidden.shape)}; expected ({counts[0]}, …) or the padded "
+            f"({counts[1]}, …), with at least one element per row"
+        )
+    return hidden[: counts[0]]

@@ -1,0 +1,164 @@
+"""One step: where its rows lie on the page, and where they go in the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+
+from slotmirror.core.block_pool import OpenKey
+from slotmirror.core.errors import RowLayoutError
+from slotmirror.core.events import Int64Array, StepEvents, ranges
+from slotmirror.core.hit_registry import HitSpans
+from slotmirror.core.leftovers import LeftoverPack
+from slotmirror.core.operations import GatherTask
+from slotmirror.core.slot_table import BoolArray, HitRows
+from slotmirror.core.staging import StagingPage
+
+
+class StepLayout:
+    """Row arithmetic of one step; R requests, S hit spans, H hit rows, n computed rows.
+
+    Every request has one *region* in each output buffer: its hit rows, then its computed rows, one
+    contiguous run of positions (D2). Regions of requests with hits come first, so that one gather
+    reads the hit rows of all of them.
+    """
+
+    def __init__(self, events: StepEvents, spans: HitSpans, hit_rows: HitRows) -> None:
+        self.req_ids = events.req_ids
+        self.slots = events.slots
+        self.first = events.first_positions
+        self.counts = events.num_tokens
+        self.spans = spans
+        self.hit_rows = hit_rows
+        self.hit_lengths = np.zeros(len(self.req_ids), dtype=np.int64)
+        self.hit_lengths[spans.request] = spans.length
+        self.page_offsets = np.cumsum(self.counts) - self.counts
+        """(R,) first row of each request on the page; batch order until `order_rows`."""
+        self.out_offsets = self.page_offsets.copy()
+        """(R,) first row of each request's region; final after `order_rows`."""
+        self.hit_region_rows = 0
+        self.hit_out_rows = np.empty(0, dtype=np.int64)
+        """(H,) output row of each hit row."""
+        if len(spans.request):
+            self._place_hit_regions()
+
+    def _place_hit_regions(self) -> None:
+        region = self.spans.length + self.counts[self.spans.request]
+        ends = np.cumsum(region)
+        self.out_offsets[self.spans.request] = ends - region
+        self.hit_region_rows = int(ends[-1])
+        starts = np.repeat(ends - region, self.spans.length)
+        self.hit_out_rows = starts + ranges(self.spans.length)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the step computes (n)."""
+        return len(self.slots)
+
+    @property
+    def num_hits(self) -> int:
+        """Requests with hit rows."""
+        return len(self.spans.request)
+
+    @property
+    def out_rows(self) -> int:
+        """Rows of an output buffer."""
+        return self.num_rows + len(self.hit_out_rows)
+
+    @property
+    def ends(self) -> Int64Array:
+        """(R,) position after each request's last computed row."""
+        return self.first + self.counts
+
+    @property
+    def region_first(self) -> Int64Array:
+        """(R,) position of the first row of each region."""
+        return self.first - self.hit_lengths
+
+    def row_order(self, req_ids: Sequence[str] | None) -> Int64Array | None:
+        """The order of requests on the page, as indices; None where it is the batch order.
+
+        Raises `RowLayoutError` unless `req_ids` is an order of exactly the scheduled requests.
+        """
+        if req_ids is None or tuple(req_ids) == self.req_ids:
+            return None
+        index = {req_id: i for i, req_id in enumerate(self.req_ids)}
+        unknown = [req_id for req_id in req_ids if req_id not in index]
+        if unknown or len(req_ids) != len(index) or len(set(req_ids)) != len(index):
+            raise RowLayoutError(
+                f"req_ids {list(req_ids)} is not an order of the requests scheduled in this step "
+                f"{list(self.req_ids)}"
+            )
+        return np.fromiter((index[req_id] for req_id in req_ids), np.int64, len(index))
+
+    def order_rows(self, order: Int64Array | None) -> Int64Array:
+        """Lay out page and outputs for the row order; returns the slot of each page row."""
+        slots = self.slots
+        if order is not None:
+            batch_offsets = self.page_offsets
+            counts = self.counts[order]
+            self.page_offsets = np.empty_like(batch_offsets)
+            self.page_offsets[order] = np.cumsum(counts) - counts
+            slots = slots[np.repeat(batch_offsets[order], counts) + ranges(counts)]
+        self._place_other_regions()
+        return slots
+
+    def _place_other_regions(self) -> None:
+        if not self.hit_region_rows:
+            self.out_offsets = self.page_offsets
+            return
+        others = np.flatnonzero(self.hit_lengths == 0)
+        others = others[np.argsort(self.page_offsets[others], kind="stable")]
+        counts = self.counts[others]
+        self.out_offsets[others] = self.hit_region_rows + np.cumsum(counts) - counts
+
+    def own_hits(self) -> tuple[Int64Array, Int64Array]:
+        """(output rows, page rows) of the hit rows that this step itself computed (H1)."""
+        own = np.flatnonzero(self.hit_rows.own_row >= 0)
+        batch_rows = self.hit_rows.own_row[own]
+        batch_offsets = np.cumsum(self.counts) - self.counts
+        request = np.searchsorted(batch_offsets + self.counts, batch_rows, side="right")
+        page_rows = self.page_offsets[request] + batch_rows - batch_offsets[request]
+        return self.hit_out_rows[own], page_rows
+
+    def spans_present(self, present: BoolArray) -> Int64Array:
+        """Indices of hit requests with at least one present row, `present` being (H,)."""
+        if not len(present):
+            return np.empty(0, dtype=np.int64)
+        starts = np.cumsum(self.spans.length) - self.spans.length
+        return self.spans.request[np.logical_or.reduceat(present, starts)]
+
+
+class StepState(Enum):
+    """Where a step stands; `manager.py` moves it."""
+
+    OPEN = "open"
+    SAVED = "saved"
+    CONSUMING = "consuming"
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One step from its start to its consumption; fields below `owners` are filled at the save.
+
+    The manager lock covers `state`; everything else is written by the engine thread before the
+    step id is given out, and read afterwards.
+    """
+
+    step_id: int
+    layout: StepLayout
+    gathers: dict[str, GatherTask]
+    missing: list[tuple[str, list[int]]]
+    epoch: int
+    owners: Int64Array
+    replays: Int64Array
+    state: StepState = StepState.OPEN
+    page: StagingPage | None = None
+    saved_keys: tuple[OpenKey, ...] = ()
+    leftovers: LeftoverPack | None = None
+    clones: tuple[torch.Tensor, ...] = ()
+    launched: bool = False

@@ -1,0 +1,103 @@
+"""Saved steps that nobody has consumed yet, and the rules of consuming them (S2, L3).
+
+The manager lock covers every method; at most `staging_depth` steps are here, since each holds a
+page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slotmirror.core.errors import (
+    ReplayOrderError,
+    RequestNotInStepError,
+    StepStateError,
+    UnknownStepError,
+)
+from slotmirror.core.step import Step, StepState
+
+
+class UnconsumedSteps:
+    """Steps by id, in the order of their saves."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, Step] = {}
+        self._last_id = 0
+
+    def add(self, step: Step) -> int:
+        """A step was saved; returns its id."""
+        step.state = StepState.SAVED
+        self._steps[step.step_id] = step
+        self._last_id = step.step_id
+        return step.step_id
+
+    def ids(self) -> list[int]:
+        """Ids of unconsumed steps; also without the lock, then perhaps a step late."""
+        return list(self._steps)
+
+    @property
+    def num_consuming(self) -> int:
+        """Steps that are being materialized right now; also without the lock."""
+        return sum(step.state is StepState.CONSUMING for step in list(self._steps.values()))
+
+    def begin(self, step_id: int, req_ids: Sequence[str] | None) -> Step:
+        """Claim a step for the calling consumer; changes nothing when it raises."""
+        step = self._saved(step_id)
+        if req_ids is not None and req_ids != step.layout.req_ids:
+            absent = set(req_ids).difference(step.layout.req_ids)
+            if absent:
+                raise RequestNotInStepError(step_id, sorted(absent))
+        self._check_replays(step)
+        step.state = StepState.CONSUMING
+        return step
+
+    def abort(self, step: Step) -> None:
+        """The consumer failed; the step may be consumed by another call."""
+        step.state = StepState.SAVED
+
+    def finish(self, step: Step) -> None:
+        """The consumer has its rows; the id is used up."""
+        del self._steps[step.step_id]
+
+    def take(self, step_id: int) -> Step:
+        """Remove a step that is to be discarded."""
+        step = self._saved(step_id)
+        del self._steps[step_id]
+        return step
+
+    def take_idle(self) -> list[Step]:
+        """Remove every step that no consumer is busy with."""
+        idle = [s for s in self._steps.values() if s.state is not StepState.CONSUMING]
+        for step in idle:
+            del self._steps[step.step_id]
+        return idle
+
+    def _saved(self, step_id: int) -> Step:
+        step = self._steps.get(step_id)
+        if step is None:
+            given_out = 0 < step_id <= self._last_id
+            reason = "was already consumed" if given_out else "was never given out"
+            raise UnknownStepError(step_id, reason, self.ids())
+        if step.state is StepState.CONSUMING:
+            raise StepStateError(
+                f"step {step_id} is being materialized by another call: one consumer per step"
+            )
+        return step
+
+    def _check_replays(self, step: Step) -> None:
+        if not len(step.replays):
+            return
+        replayed = step.owners[step.replays]
+        earlier: list[int] = []
+        late = np.zeros(len(replayed), dtype=np.bool_)
+        for other in self._steps.values():
+            if other.step_id < step.step_id:
+                shared = np.isin(replayed, other.owners)
+                if shared.any():
+                    earlier.append(other.step_id)
+                    late |= shared
+        if earlier:
+            names = [step.layout.req_ids[i] for i in step.replays[late].tolist()]
+            raise ReplayOrderError(step.step_id, earlier, names)
