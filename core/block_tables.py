@@ -31,7 +31,7 @@ class BlockTables:
         self._lengths: list[int] = [0] * 16
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(15, -1, -1))
-        self._last_ids: tuple[str, ...] = ()
+        self._last_ids: tuple[str, ...] | None = None
         self._last_rows: Int64Array = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class BlockTables:
         self._tables[row] = NO_BLOCK
         self._lengths[row] = 0
         self._free_rows.append(row)
-        self._last_ids = ()
+        self._last_ids = None
 
     def _extend(self, req_id: str, block_ids: Sequence[int]) -> None:
         row = self._rows.get(req_id)
@@ -132,7 +132,7 @@ class BlockTables:
             if not self._free_rows:
                 self._grow_rows()
             row = self._rows[req_id] = self._free_rows.pop()
-            self._last_ids = ()
+            self._last_ids = None
         start = self._lengths[row]
         end = start + len(block_ids)
         if end > self._tables.shape[1]:

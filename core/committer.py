@@ -122,4 +122,5 @@ class Committer:
             if isinstance(error, KeyboardInterrupt):
                 raise
         finally:
+            operation.let_go()
             self._log.complete(dropped=dropped)

@@ -16,29 +16,29 @@ from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import StepLayout
 
 
-def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
-    """Raise `RowLayoutError` unless counts and slots are those of a possible step (S4)."""
-    counts = events.num_tokens
-    if len(counts) != len(events.req_ids) or len(events.first_positions) != len(counts):
+def check_shape(events: StepEvents) -> None:
+    """Raise `RowLayoutError` unless the arrays of a step fit each other (S4)."""
+    counts, first = events.num_tokens, events.first_positions
+    if not len(events.req_ids) == len(counts) == len(first):
         raise RowLayoutError(
             f"{len(events.req_ids)} scheduled requests, but {len(counts)} token counts and "
-            f"{len(events.first_positions)} first positions"
+            f"{len(first)} first positions"
         )
-    if not len(counts):
-        if len(events.slots):
-            raise RowLayoutError(f"{len(events.slots)} slots in a step without requests")
-        return
-    if counts.min() < 1 or events.first_positions.min() < 0:
-        odd = np.flatnonzero((counts < 1) | (events.first_positions < 0)).tolist()
+    odd = np.flatnonzero((counts < 1) | (first < 0)).tolist()
+    if odd:
         raise RowLayoutError(
             f"requests {[events.req_ids[i] for i in odd]} are scheduled with no token or from a "
             "negative position"
         )
     if counts.sum() != len(events.slots):
         raise RowLayoutError(f"{counts.sum()} scheduled tokens, but {len(events.slots)} slots")
-    if events.slots.min() < 0 or events.slots.max() >= config.num_slots:
-        owner = np.repeat(np.arange(len(counts)), counts)
-        bad = np.flatnonzero((events.slots < 0) | (events.slots >= config.num_slots))
+
+
+def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
+    """Raise `RowLayoutError` unless every slot exists; the arrays fit each other (S4)."""
+    bad = np.flatnonzero((events.slots < 0) | (events.slots >= config.num_slots))
+    if len(bad):
+        owner = np.repeat(np.arange(len(events.req_ids)), events.num_tokens)
         names = list(dict.fromkeys(events.req_ids[i] for i in owner[bad].tolist()))
         raise RowLayoutError(
             f"requests {names} write slots {events.slots[bad][:8].tolist()} outside "

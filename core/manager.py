@@ -29,7 +29,7 @@ from slotmirror.core.errors import (
     WaitTimeoutError,
 )
 from slotmirror.core.events import Int64Array, StepEvents
-from slotmirror.core.hit_planning import HitPlanner, check_slots, missing_rows
+from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.leftovers import LeftoverPack
@@ -111,9 +111,10 @@ class PrefixCacheManager:
         `HostMemoryLimitError` (M3) with nothing changed; the engine must then not run the step.
         """
         policy = self._check_ready()
-        check_slots(events, self.config)
+        check_shape(events)
         with self._lock:
             plan = self._registry.plan(events)
+            check_slots(events, self.config)
             hit_rows = self._slots.plan_hits(events.slots, plan.spans.slots)
         layout = StepLayout(events, plan.spans, hit_rows)
         gathers = self._planner.gathers(layout, self._keys.all())

@@ -96,15 +96,13 @@ class WriteTask(Operation):
         except BaseException:
             self.progress.fail()
             raise
-        finally:
-            self._hold.release()
 
     def drop(self, mover: Mover) -> None:
         self.progress.fail()
-        try:
-            self._hold.arrive(mover)
-        finally:
-            self._hold.release()
+        self._hold.arrive(mover)
+
+    def let_go(self) -> None:
+        self._hold.release()
 
     def describe(self) -> str:
         names = ",".join(key.spec.name for key in self._keys)
@@ -166,13 +164,13 @@ class ReleaseTask(Operation):
         self._hold = hold
 
     def run(self, mover: Mover) -> None:
-        try:
-            self._hold.arrive(mover)
-        finally:
-            self._hold.release()
+        self._hold.arrive(mover)
 
     def drop(self, mover: Mover) -> None:
-        self.run(mover)
+        self._hold.arrive(mover)
+
+    def let_go(self) -> None:
+        self._hold.release()
 
     def describe(self) -> str:
         return f"release page {self._hold.page.index} of {self._step}"

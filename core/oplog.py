@@ -51,9 +51,11 @@ class Operation(ABC):
     def run(self, mover: Mover) -> None:
         """Carry it out, on the mover, without locks. Raising poisons the log (W5)."""
 
-    @abstractmethod
-    def drop(self, mover: Mover) -> None:
-        """The log is poisoned: move nothing, but let go of what is held once no copy uses it."""
+    def drop(self, mover: Mover) -> None:  # noqa: B027 - most operations have nothing to wait for
+        """The log is poisoned: move nothing, but wait until no copy uses what is held."""
+
+    def let_go(self) -> None:  # noqa: B027
+        """Give back what is held; follows `run` or `drop`, once a failure has been recorded."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -203,22 +205,19 @@ class OpLog:
         failure unless `through_failure`.
         """
         with self._changed:
-            value = ready()
-            if value:
-                return value
             started = self._runtime.monotonic()
             while True:
                 if self._failure is not None and not through_failure:
                     raise self._failure.error() from self._failure.cause
+                value = ready()
+                if value:
+                    return value
                 since = started if timeout_s is not None else max(started, self._progress_at)
                 limit = self._limit_s() if timeout_s is None else timeout_s
                 left = since + limit - self._runtime.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-                value = ready()
-                if value:
-                    return value
             report = self._describe_head()
         raise WaitTimeoutError(f"gave up waiting for {what} after {limit:g} s{detail()}; {report}")
 
@@ -241,11 +240,6 @@ class OpLog:
         with self._changed:
             self._stopped = True
             self._work.notify_all()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped
 
     def tail(self) -> list[str]:
         """The last appended operations, oldest first, for reports."""
