@@ -11,6 +11,9 @@ from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.core.backend import HostRows, SlotIndex
 from slotmirror.engine.pipeline_types import STAGES, PipelineOutput, PipelineRequest
 from slotmirror.engine.stage_output import StageOutput
+from slotmirror.kvcache.request_params import MultimodalFeature
+
+IMAGE_TOKEN = 300
 
 
 def conversations(
@@ -53,6 +56,29 @@ def long_decodes(count: int, *, seed: int = 0) -> list[PipelineRequest]:
     ]
 
 
+def mixed_requests(count: int, *, seed: int = 0) -> list[PipelineRequest]:
+    """Salts, images at several offsets, repeated prompts and chained turns, with long outputs."""
+    rng = random.Random(seed)
+    requests: list[PipelineRequest] = []
+    for index in range(count):
+        base = [7] * rng.choice((4, 8, 12))
+        image = rng.choice((None, None, "cat", "dog", "owl", "bee", "fox"))
+        length = {"cat": 3, "dog": 9}.get(image, 6) if image else 0
+        after = rng.choice(requests).req_id if requests and rng.random() < 0.5 else None
+        requests.append(
+            PipelineRequest(
+                f"r{index}",
+                [*base, *[IMAGE_TOKEN] * length, *_tokens(rng, rng.randrange(1, 12))],
+                max_tokens=rng.randrange(1, 30),
+                max_frames=rng.randrange(1, 30),
+                mm_features=(MultimodalFeature(image, len(base), length),) if image else (),
+                cache_salt=rng.choice((None, None, "tenant")),
+                after=after,
+            )
+        )
+    return requests
+
+
 def _tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(256) for _ in range(count)]
 
@@ -86,7 +112,7 @@ def with_rows(output: StageOutput, key: str, rows: torch.Tensor) -> StageOutput:
 
 
 class ShiftingBackend(CpuRefBackend):
-    """Reads one wrong slot: the last row of the gather number `broken_gather`, counted from 0."""
+    """Reads one wrong slot: the first row of the gather number `broken_gather`, counted from 0."""
 
     def __init__(self, broken_gather: int) -> None:
         super().__init__()
@@ -96,7 +122,7 @@ class ShiftingBackend(CpuRefBackend):
         self._left -= 1
         if self._left == -1:
             slots = slots.copy()
-            slots[-1] -= 1
+            slots[0] += 1
         super().gather_slots(pool, slots, out)
 
 
