@@ -192,14 +192,9 @@ class HitRegistry:
         unheld = owners[self._ended[owners] & (self._holding_steps[owners] == 0)]
         self._free_rows.extend(unheld.tolist())
 
-    def replays(
-        self, owners: Int64Array, first: Int64Array, hit_requests: Int64Array
-    ) -> Int64Array:
-        """Indices of requests whose step goes back below what they saved before (L3)."""
-        saved = self._saved_end[owners]
-        replay = first < saved
-        replay[hit_requests] |= saved[hit_requests] > 0
-        return np.flatnonzero(replay)
+    def replays(self, owners: Int64Array, region_first: Int64Array) -> Int64Array:
+        """Indices of requests whose step begins below what they saved before (L3)."""
+        return np.flatnonzero(region_first < self._saved_end[owners])
 
     def note_saved(self, owners: Int64Array, ends: Int64Array) -> None:
         """The step's rows up to `ends` are saved."""

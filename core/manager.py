@@ -124,11 +124,17 @@ class PrefixCacheManager:
             self._abandon_open_step()
             owners = self._registry.apply(events, plan)
             self._slots.claim(events.slots)
-            replays = self._registry.replays(owners, layout.first, layout.spans.request)
             self._stats.steps_started += 1
             if events.total_tokens:
-                step_id = self._stats.steps_started
-                self._open = Step(step_id, layout, gathers, missing, self._epoch, owners, replays)
+                self._open = Step(
+                    step_id=self._stats.steps_started,
+                    layout=layout,
+                    gathers=gathers,
+                    missing=missing,
+                    epoch=self._epoch,
+                    owners=owners,
+                    replays=self._registry.replays(owners, layout.region_first),
+                )
             if self.config.prefetch:
                 self._log.append(list(gathers.values()))
         self.committer.kick()
@@ -168,6 +174,7 @@ class PrefixCacheManager:
             if step.epoch == self._epoch:
                 self._slots.mark_written(slots, [key.index for key in step.saved_keys])
             self._registry.note_saved(step.owners, step.layout.ends)
+            step.delivered_before = self._registry.delivered_ends(step.owners)
             late = () if self.config.prefetch else tuple(step.gathers.values())
             self._log.append([*late, *write])
             self._open = None
@@ -217,9 +224,7 @@ class PrefixCacheManager:
             step = self._steps.begin(step_id, wanted)
         try:
             self._await_rows(step, wanted)
-            with self._lock:
-                delivered = self._registry.delivered_ends(step.owners)
-            merge = Merge(step, wanted, delivered, self._buffers)
+            merge = Merge(step, wanted, self._buffers)
             outputs = merge.outputs()
         except BaseException:
             with self._lock:
@@ -227,9 +232,10 @@ class PrefixCacheManager:
             self._log.under_lock(lambda: None)
             raise
         with self._lock:
-            self._registry.note_delivered(*merge.delivered(step.owners))
+            owners, ends = merge.delivered(step.owners)
+            self._registry.note_delivered(owners, ends)
             self._registry.release(step.owners)
-            self._steps.finish(step)
+            self._steps.finish(step, owners, ends)
             self._stats.steps_materialized += 1
         self._transfer.let_go(_page(step))
         return outputs

@@ -139,7 +139,6 @@ class Merge:
         self,
         step: Step,
         req_ids: Sequence[str] | None,
-        delivered_ends: Int64Array,
         buffers: OutputBuffers,
     ) -> None:
         self._step = step
@@ -153,7 +152,7 @@ class Merge:
         if len(step.replays):
             self._first = self._first.copy()
             replays = step.replays
-            cut = np.minimum(delivered_ends[replays], layout.ends[replays])
+            cut = np.minimum(step.delivered_before[replays], layout.ends[replays])
             self._first[replays] = np.maximum(self._first[replays], cut)
         self._starts = layout.out_offsets + self._first - layout.region_first
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -143,10 +143,11 @@ class StepState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step from its start to its consumption; fields below `owners` are filled at the save.
+    """One step from its start to its consumption; fields from `page` on are filled at the save.
 
-    The manager lock covers `state`; everything else is written by the engine thread before the
-    step id is given out, and read afterwards.
+    The manager lock covers `state` and `delivered_before`, the positions up to which steps before
+    this one have delivered each request; a replay's last earlier step is consumed before it is
+    (L3). The rest is written by the engine thread before the step id is given out.
     """
 
     step_id: int
@@ -162,3 +163,4 @@ class Step:
     leftovers: LeftoverPack | None = None
     clones: tuple[torch.Tensor, ...] = ()
     launched: bool = False
+    delivered_before: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))

@@ -16,6 +16,7 @@ from slotmirror.core.errors import (
     StepStateError,
     UnknownStepError,
 )
+from slotmirror.core.events import Int64Array
 from slotmirror.core.step import Step, StepState
 
 
@@ -57,9 +58,19 @@ class UnconsumedSteps:
         """The consumer failed; the step may be consumed by another call."""
         step.state = StepState.SAVED
 
-    def finish(self, step: Step) -> None:
-        """The consumer has its rows; the id is used up."""
+    def finish(self, step: Step, owners: Int64Array, ends: Int64Array) -> None:
+        """These owners were delivered up to `ends`; the id is used up.
+
+        Later replays of them are cut there. Only later ones: a step may be consumed before a
+        replay that came earlier, and what it delivered lies behind the replay's rows.
+        """
         del self._steps[step.step_id]
+        for later in self._steps.values():
+            if later.step_id > step.step_id and len(later.replays):
+                replayed = later.owners[later.replays]
+                for index, owner in zip(later.replays.tolist(), replayed.tolist(), strict=True):
+                    delivered = ends[owners == owner].max(initial=0)
+                    later.delivered_before[index] = max(later.delivered_before[index], delivered)
 
     def take(self, step_id: int) -> Step:
         """Remove a step that is to be discarded."""

@@ -63,7 +63,7 @@ def mixed_requests(count: int, *, seed: int = 0) -> list[PipelineRequest]:
     for index in range(count):
         base = [7] * rng.choice((4, 8, 12))
         image = rng.choice((None, None, "cat", "dog", "owl", "bee", "fox"))
-        length = {"cat": 3, "dog": 9}.get(image, 6) if image else 0
+        length = {"cat": 9, "dog": 12}.get(image, 6) if image else 0
         after = rng.choice(requests).req_id if requests and rng.random() < 0.5 else None
         requests.append(
             PipelineRequest(
