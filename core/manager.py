@@ -14,21 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from slotmirror.core.backend import DeviceBackend
-from slotmirror.core.block_pool import BlockPool
-from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
-from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.errors import (
-    CacheShutDownError,
-    DeviceError,
-    GatherFailedError,
-    InternalError,
-    MissingRowsError,
-    RowLayoutError,
-    StepStateError,
-    WaitTimeoutError,
-)
-from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.data_plane import DataPlane
+from slotmirror.core.errors import CacheShutDownError, MissingRowsError, StepStateError
+from slotmirror.core.events import StepEvents
 from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
@@ -36,18 +25,13 @@ from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
 from slotmirror.core.merge import Merge, StageOutputs
 from slotmirror.core.open_keys import OpenKeys
-from slotmirror.core.operations import PageHold, ReleaseTask, WriteTask
-from slotmirror.core.oplog import OpLog, logger
-from slotmirror.core.page_transfer import PageTransfer, StagedStep
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.slot_table import SlotTable
 from slotmirror.core.split import split_outputs
-from slotmirror.core.staging import StagingPage, StagingRing
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import Step, StepLayout
 from slotmirror.core.unconsumed import UnconsumedSteps
-from slotmirror.core.write_task import TaskProgress, TaskState
 
 
 class PrefixCacheManager:
@@ -63,23 +47,15 @@ class PrefixCacheManager:
         runtime: Runtime | None = None,
     ) -> None:
         self.config = config
-        self._backend = backend
-        self._runtime = runtime or ThreadRuntime()
+        runtime = runtime or ThreadRuntime()
         self._stats = CacheStats()
-        self._lock = self._runtime.lock("manager")
-        self._log = OpLog(config, self._runtime, self._stats)
-        self.committer = Committer(self._log, backend, config, self._runtime, self._stats)
-        self._ring = StagingRing(config, backend)
-        self._pool = BlockPool(config, backend)
-        self._buffers = OutputBuffers()
-        self._meter = HitBufferMeter(config.hit_buffer_bytes_max)
-        self._planner = HitPlanner(self._buffers, self._meter, self._stats)
+        self._lock = runtime.lock("manager")
+        self._plane = DataPlane(config, backend, runtime, self._stats)
+        self._log = self._plane.log
         self._slots = SlotTable(config.num_slots)
         self._registry = HitRegistry(config.num_blocks, config.block_size)
-        self._keys = OpenKeys(config, self._pool, self._ring, self._slots, self._lock)
-        self._transfer = PageTransfer(
-            config, backend, self._ring, self._log, self.committer, self._runtime, self._stats
-        )
+        self._keys = OpenKeys(config, self._plane.pool, self._plane.ring, self._slots, self._lock)
+        self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
         self._steps = UnconsumedSteps()
         self._policy: ModelCachePolicy | None = None
         self._open: Step | None = None
@@ -124,20 +100,13 @@ class PrefixCacheManager:
             self._abandon_open_step()
             owners = self._registry.apply(events, plan)
             self._slots.claim(events.slots)
-            self._stats.steps_started += 1
+            replays = self._registry.replays(owners, layout.region_first)
+            step_id = self._stats.steps_started = self._stats.steps_started + 1
             if events.total_tokens:
-                self._open = Step(
-                    step_id=self._stats.steps_started,
-                    layout=layout,
-                    gathers=gathers,
-                    missing=missing,
-                    epoch=self._epoch,
-                    owners=owners,
-                    replays=self._registry.replays(owners, layout.region_first),
-                )
+                self._open = Step(step_id, layout, gathers, missing, self._epoch, owners, replays)
             if self.config.prefetch:
                 self._log.append(list(gathers.values()))
-        self.committer.kick()
+        self._plane.committer.kick()
         self._stats.hits += layout.num_hits
         self._stats.hit_tokens += len(hit_rows.slots)
         self._stats.own_step_hit_tokens += int((hit_rows.own_row >= 0).sum())
@@ -160,42 +129,29 @@ class PrefixCacheManager:
         """
         policy, step = self._check_open()
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
-        _check_counts(num_tokens_unpadded, padded, step.layout)
+        step.layout.check_counts(num_tokens_unpadded, padded)
         order = step.layout.row_order(req_ids)
         split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, policy)
         step.saved_keys = self._keys.open(split.specs())
         step.leftovers = LeftoverPack(split.leftovers) if split.leftovers else None
-        staged = self._transfer.stage(
+        staged = self._plane.transfer.stage(
             split.immediate, step.leftovers, num_tokens_unpadded, self._steps.ids
         )
         slots = step.layout.order_rows(order)
-        write = self._write_task(step, staged, slots)
+        write = self._plane.write_of(step, staged, slots)
         with self._lock:
             if step.epoch == self._epoch:
                 self._slots.mark_written(slots, [key.index for key in step.saved_keys])
             self._registry.note_saved(step.owners, step.layout.ends)
             step.delivered_before = self._registry.delivered_ends(step.owners)
-            late = () if self.config.prefetch else tuple(step.gathers.values())
+            late = () if self.config.prefetch else step.gathers.values()
             self._log.append([*late, *write])
             self._open = None
-            step_id = self._steps.add(step)
-        self.committer.kick()
+            self._steps.add(step)
+        self._plane.committer.kick()
         self._stats.steps_saved += 1
         self._stats.tokens_saved += num_tokens_unpadded
-        return step_id
-
-    def _write_task(self, step: Step, staged: StagedStep, slots: Int64Array) -> list[WriteTask]:
-        """The step takes over its page; a write, if it has rows to keep, holds it too."""
-        step.page, step.launched = staged.page, staged.launched
-        if not step.saved_keys or not len(slots):
-            step.clones = staged.clones
-            return []
-        self._transfer.hold_again(staged.page)
-        hold = PageHold(staged.page, self._transfer.let_go, staged.clones, staged.launched)
-        progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
-        write = WriteTask(step.step_id, step.saved_keys, slots, hold, progress, self._stats)
-        progress.advance(TaskState.QUEUED)
-        return [write]
+        return step.step_id
 
     def reset(self) -> None:
         """Forget every row: the engine's cache was reset, or its weights changed (R1).
@@ -223,13 +179,14 @@ class PrefixCacheManager:
         with self._lock:
             step = self._steps.begin(step_id, wanted)
         try:
-            self._await_rows(step, wanted)
-            merge = Merge(step, wanted, self._buffers)
+            self._plane.await_rows(step, self._steps.ids)
+            _check_hidden_rows(step, wanted)
+            merge = Merge(step, wanted, self._plane.buffers)
             outputs = merge.outputs()
         except BaseException:
             with self._lock:
                 self._steps.abort(step)
-            self._log.under_lock(lambda: None)
+            self._log.wake()
             raise
         with self._lock:
             owners, ends = merge.delivered(step.owners)
@@ -237,7 +194,7 @@ class PrefixCacheManager:
             self._registry.release(step.owners)
             self._steps.finish(step, owners, ends)
             self._stats.steps_materialized += 1
-        self._transfer.let_go(_page(step))
+        self._plane.transfer.let_go(step.saved_page)
         return outputs
 
     def discard_step(self, step_id: int) -> None:
@@ -246,9 +203,9 @@ class PrefixCacheManager:
         with self._lock:
             step = self._steps.take(step_id)
             self._registry.release(step.owners)
-            self._log.append([self._release(step)])
+            self._log.append([self._plane.release_of(step)])
             self._stats.steps_discarded += 1
-        self.committer.kick()
+        self._plane.committer.kick()
 
     def quiesce(self, timeout_s: float) -> None:
         """Wait until the log is drained, for graph capture, sleep and tests (S3)."""
@@ -262,78 +219,35 @@ class PrefixCacheManager:
             **self._stats.snapshot(),
             "log_length": length,
             "log_age_s": age_s,
-            "pages_held": self._ring.pages_held,
+            "pages_held": self._plane.ring.pages_held,
             "unconsumed_steps": self._steps.ids(),
-            "pool_bytes_by_key": self._pool.bytes_by_key,
+            "pool_bytes_by_key": self._plane.pool.bytes_by_key,
         }
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
-        return {
-            "pool_bytes": sum(self._pool.bytes_by_key.values()),
-            "staging_bytes": self._ring.reserved_bytes,
-            "hit_output_bytes": self._meter.bytes_alive,
-            "idle_output_bytes": self._buffers.idle_bytes,
-        }
+        return self._plane.memory_stats()
 
     def log_tail(self) -> list[str]:
         """The last operations of the log, oldest first, for reports."""
         return self._log.tail()
 
     def shutdown(self) -> None:
-        """Finish or fail what is in flight, join the thread, free host memory (S3).
+        """Finish or fail what is in flight, join the mover, free host memory (S3).
 
-        Waits for consumers that are busy and for launched copies, `device_wait_timeout_s` at most;
-        memory that a copy may still use is then left to the process. Twice is harmless.
+        Waits for busy consumers and launched copies, `device_wait_timeout_s` at most; memory that
+        a copy may still use is then left to the process. Twice is harmless.
         """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._abandon_open_step()
-            self._log.append([self._release(step) for step in self._steps.take_idle()])
-        self.committer.kick()
-        quiet = self._wait_until_quiet()
-        if not quiet:
-            self.committer.abandon()
-        self._log.stop()
-        if self.committer.join(self.config.staging_claim_timeout_s):
-            self._pool.close()
-        self._ring.close()
-        self._buffers.clear()
+            self._log.append([self._plane.release_of(step) for step in self._steps.take_idle()])
+        self._plane.committer.kick()
+        self._plane.close(lambda: self._steps.num_consuming)
 
     # -- inside -----------------------------------------------------------------------------
-
-    def _await_rows(self, step: Step, wanted: tuple[str, ...] | None) -> None:
-        """Wait for the step's copy and reads; raise if rows it must deliver are not there."""
-        self._backend.bind_thread(self._backend.device)
-        if step.launched:
-            limit_s = self.config.device_wait_timeout_s
-            try:
-                arrived = _page(step).fence.wait(limit_s)
-            except Exception as error:
-                raise DeviceError(f"the copy of step {step.step_id} failed: {error}") from error
-            if not arrived:
-                raise WaitTimeoutError(
-                    f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s"
-                    f" (device_wait_timeout_s); unconsumed step ids {self._steps.ids()}"
-                )
-        if step.gathers:
-            last = max(gather.seq for gather in step.gathers.values())
-            what = f"the hit rows of step {step.step_id}"
-            self._log.wait_until(self._log.is_completed(last), what)
-        for gather in step.gathers.values():
-            if gather.failure is not None:
-                raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
-        missing = [
-            (req_id, slots) for req_id, slots in step.missing if wanted is None or req_id in wanted
-        ]
-        if missing:
-            raise MissingRowsError(step.step_id, missing)
-
-    def _release(self, step: Step) -> ReleaseTask:
-        hold = PageHold(_page(step), self._transfer.let_go, step.clones, step.launched)
-        return ReleaseTask(f"step {step.step_id}", hold)
 
     def _abandon_open_step(self) -> None:
         """The open step's save will never come: its slots stay absent (C3). Caller holds lock."""
@@ -341,20 +255,6 @@ class PrefixCacheManager:
             self._registry.release(self._open.owners)
             self._open = None
             self._stats.steps_abandoned += 1
-
-    def _wait_until_quiet(self) -> bool:
-        limit_s = self.config.device_wait_timeout_s
-        try:
-            self._log.wait_until(
-                lambda: self._log.is_drained() and not self._steps.num_consuming,
-                "copies and consumers to end",
-                through_failure=True,
-                timeout_s=limit_s,
-            )
-        except WaitTimeoutError as error:
-            logger.error("shut down with work in flight: %s", error)
-            return False
-        return True
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -377,20 +277,10 @@ class PrefixCacheManager:
         return policy, self._open
 
 
-def _page(step: Step) -> StagingPage:
-    if step.page is None:
-        raise InternalError(f"step {step.step_id} was saved without a page")
-    return step.page
-
-
-def _check_counts(num_tokens_unpadded: int, num_tokens_padded: int, layout: StepLayout) -> None:
-    if num_tokens_unpadded != layout.num_rows:
-        raise RowLayoutError(
-            f"num_tokens_unpadded={num_tokens_unpadded}, but this step's requests were scheduled "
-            f"for {layout.num_rows} tokens"
-        )
-    if num_tokens_padded < num_tokens_unpadded:
-        raise RowLayoutError(
-            f"num_tokens_padded={num_tokens_padded} is below "
-            f"num_tokens_unpadded={num_tokens_unpadded}"
-        )
+def _check_hidden_rows(step: Step, wanted: Sequence[str] | None) -> None:
+    """Raise if a requested hit lacks hidden rows (D5)."""
+    missing = [
+        (req_id, slots) for req_id, slots in step.missing if wanted is None or req_id in wanted
+    ]
+    if missing:
+        raise MissingRowsError(step.step_id, missing)

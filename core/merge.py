@@ -214,9 +214,7 @@ class Merge:
         out = rows_view(lease, spec)
         if gather is None and len(layout.hit_out_rows):
             out[layout.hit_out_rows] = np.zeros((), out.dtype)
-        page = self._step.page
-        if page is not None:
-            self._copy_page_rows(page.rows(spec.name, layout.num_rows), out)
+        self._copy_page_rows(self._step.saved_page.rows(spec.name, layout.num_rows), out)
         return rows_tensor(lease, spec)
 
     def _copy_page_rows(self, page_rows: HostRows, out: HostRows) -> None:

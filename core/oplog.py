@@ -180,6 +180,10 @@ class OpLog:
             self._changed.notify_all()
             return result
 
+    def wake(self) -> None:
+        """Let waiters look again."""
+        self.under_lock(lambda: None)
+
     def is_completed(self, seq: int) -> Callable[[], bool]:
         """A condition for `wait_until`: operations up to `seq` are over."""
         return lambda: self._completed >= seq

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.errors import RowLayoutError
+from slotmirror.core.errors import InternalError, RowLayoutError
 from slotmirror.core.events import Int64Array, StepEvents, ranges
 from slotmirror.core.hit_registry import HitSpans
 from slotmirror.core.leftovers import LeftoverPack
@@ -78,6 +78,19 @@ class StepLayout:
     def region_first(self) -> Int64Array:
         """(R,) position of the first row of each region."""
         return self.first - self.hit_lengths
+
+    def check_counts(self, num_tokens_unpadded: int, num_tokens_padded: int) -> None:
+        """Raise `RowLayoutError` unless these are the step's token counts (S4)."""
+        if num_tokens_unpadded != self.num_rows:
+            raise RowLayoutError(
+                f"num_tokens_unpadded={num_tokens_unpadded}, but this step's requests were "
+                f"scheduled for {self.num_rows} tokens"
+            )
+        if num_tokens_padded < num_tokens_unpadded:
+            raise RowLayoutError(
+                f"num_tokens_padded={num_tokens_padded} is below "
+                f"num_tokens_unpadded={num_tokens_unpadded}"
+            )
 
     def row_order(self, req_ids: Sequence[str] | None) -> Int64Array | None:
         """The order of requests on the page, as indices; None where it is the batch order.
@@ -164,3 +177,10 @@ class Step:
     clones: tuple[torch.Tensor, ...] = ()
     launched: bool = False
     delivered_before: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def saved_page(self) -> StagingPage:
+        """The page of a saved step."""
+        if self.page is None:
+            raise InternalError(f"step {self.step_id} has no page: it was not saved")
+        return self.page

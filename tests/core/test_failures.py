@@ -79,7 +79,7 @@ def test_W5_operations_behind_a_failure_are_dropped_and_let_go() -> None:
     moved: list[int] = []
     broken(driver, "scatter_slots", OSError("pool gone"))
     first, second = begun(driver, "a", 0), begun(driver, "b", 1)
-    driver.cache.committer.step()
+    driver.cache._plane.committer.step()
     driver.backend.scatter_slots = lambda pool, slots, rows: moved.append(len(rows))  # type: ignore[method-assign]
     driver.settle()
     assert not moved
@@ -260,7 +260,7 @@ def test_W6_progress_of_the_log_extends_a_wait() -> None:
             return False
         driver.runtime.now_s += 9
         driver.cache._log.append([_Nothing()])
-        return driver.cache.committer.step()
+        return driver.cache._plane.committer.step()
 
     driver.runtime.actors.insert(0, slow_progress)
     with pytest.raises(WaitTimeoutError, match="after 10 s"):

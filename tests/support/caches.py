@@ -39,7 +39,7 @@ class Driver:
         self.cache = PrefixCacheManager(config, self.backend, self.runtime)
         self.cache.register_policy(policy or ModelCachePolicy())
         self.tables = BlockTables(num_blocks=num_blocks, block_size=block_size)
-        self.runtime.actors.append(self.cache.committer.step)
+        self.runtime.actors.append(self.cache._plane.committer.step)
 
     def start(
         self,
@@ -85,7 +85,7 @@ class Driver:
 
     def settle(self) -> None:
         """Let the mover carry out everything."""
-        while self.cache.committer.step():
+        while self.cache._plane.committer.step():
             pass
 
 

@@ -1,9 +1,9 @@
 """A runtime in which nothing happens by itself: the test takes every step of every thread.
 
 Everything runs on the test's own thread. The committer's thread is never started: the test calls
-`cache.committer.step()`. A wait lets the `actors` take steps instead, and moves the virtual clock
-to the wait's end once none of them can. Locks know who holds them, so that a backend can refuse
-to be called under one (T5, P2).
+its `step`. A wait lets the `actors` take steps instead, and moves the virtual clock to the wait's
+end once none of them can. Locks know who holds them, so that a backend can refuse to be called
+under one (T5, P2).
 """
 
 from __future__ import annotations

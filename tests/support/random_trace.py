@@ -119,7 +119,7 @@ class RandomTrace:
     def _let_others_act(self) -> None:
         for _ in range(self._schedule.randrange(4)):
             if self._schedule.random() < 0.5:
-                self._driver.cache.committer.step()
+                self._driver.cache._plane.committer.step()
             else:
                 self._consume_one()
 

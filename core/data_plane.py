@@ -1,0 +1,124 @@
+"""Everything that moves or holds rows, put together, and its life from first use to shutdown.
+
+The manager decides what is to be moved; this side moves it: log and mover, pages, pool, output
+buffers. Nothing here knows of requests' lives or of the manager's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slotmirror.core.backend import DeviceBackend
+from slotmirror.core.block_pool import BlockPool
+from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
+from slotmirror.core.committer import Committer
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
+from slotmirror.core.events import Int64Array
+from slotmirror.core.operations import PageHold, ReleaseTask, WriteTask
+from slotmirror.core.oplog import Operation, OpLog, logger
+from slotmirror.core.page_transfer import PageTransfer, StagedStep
+from slotmirror.core.runtime import Runtime
+from slotmirror.core.staging import StagingRing
+from slotmirror.core.stats import CacheStats
+from slotmirror.core.step import Step
+from slotmirror.core.write_task import TaskProgress, TaskState
+
+
+class DataPlane:
+    """The parts that move rows; each method says which thread it is for."""
+
+    def __init__(
+        self, config: PrefixCacheConfig, backend: DeviceBackend, runtime: Runtime, stats: CacheStats
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._runtime = runtime
+        self._stats = stats
+        self.log = OpLog(config, runtime, stats)
+        self.committer = Committer(self.log, backend, config, runtime, stats)
+        self.ring = StagingRing(config, backend)
+        self.pool = BlockPool(config, backend)
+        self.buffers = OutputBuffers()
+        self.meter = HitBufferMeter(config.hit_buffer_bytes_max)
+        self.transfer = PageTransfer(
+            config, backend, self.ring, self.log, self.committer, runtime, stats
+        )
+
+    def write_of(self, step: Step, staged: StagedStep, slots: Int64Array) -> list[Operation]:
+        """The step takes over its page; a write, if it has rows to keep, holds it too.
+
+        Engine thread. The write is to be appended at once.
+        """
+        step.page, step.launched = staged.page, staged.launched
+        if not step.saved_keys or not len(slots):
+            step.clones = staged.clones
+            return []
+        self.transfer.hold_again(staged.page)
+        hold = PageHold(staged.page, self.transfer.let_go, staged.clones, staged.launched)
+        progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
+        progress.advance(TaskState.QUEUED)
+        return [WriteTask(step.step_id, step.saved_keys, slots, hold, progress, self._stats)]
+
+    def release_of(self, step: Step) -> ReleaseTask:
+        """The operation by which a step that is given up lets go of its page (S3)."""
+        hold = PageHold(step.saved_page, self.transfer.let_go, step.clones, step.launched)
+        return ReleaseTask(f"step {step.step_id}", hold)
+
+    def await_rows(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
+        """Wait, bounded, until the step's copy and reads are over; any thread, no locks (T2).
+
+        Raises `WaitTimeoutError` (W6), `DeviceError`, and `GatherFailedError` (W5).
+        """
+        self._backend.bind_thread(self._backend.device)
+        if step.launched:
+            self._await_copy(step, unconsumed)
+        if step.gathers:
+            last = max(gather.seq for gather in step.gathers.values())
+            self.log.wait_until(self.log.is_completed(last), f"the hit rows of step {step.step_id}")
+        for gather in step.gathers.values():
+            if gather.failure is not None:
+                raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
+
+    def _await_copy(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
+        limit_s = self._config.device_wait_timeout_s
+        try:
+            arrived = step.saved_page.fence.wait(limit_s)
+        except Exception as error:
+            raise DeviceError(f"the copy of step {step.step_id} failed: {error}") from error
+        if not arrived:
+            raise WaitTimeoutError(
+                f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s "
+                f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}"
+            )
+
+    def close(self, busy_consumers: Callable[[], int]) -> None:
+        """Finish or drop what is queued, join the mover, free host memory (S3).
+
+        Bounded by `device_wait_timeout_s`; memory that a copy or a consumer may still use is
+        then left to the process.
+        """
+        try:
+            self.log.wait_until(
+                lambda: self.log.is_drained() and not busy_consumers(),
+                "copies and consumers to end",
+                through_failure=True,
+                timeout_s=self._config.device_wait_timeout_s,
+            )
+        except WaitTimeoutError as error:
+            logger.error("shut down with work in flight: %s", error)
+            self.committer.abandon()
+        self.log.stop()
+        if self.committer.join(self._config.staging_claim_timeout_s):
+            self.pool.close()
+        self.ring.close()
+        self.buffers.clear()
+
+    def memory_stats(self) -> dict[str, int]:
+        """Host bytes held now, by class."""
+        return {
+            "pool_bytes": sum(self.pool.bytes_by_key.values()),
+            "staging_bytes": self.ring.reserved_bytes,
+            "hit_output_bytes": self.meter.bytes_alive,
+            "idle_output_bytes": self.buffers.idle_bytes,
+        }
