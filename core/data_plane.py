@@ -13,6 +13,8 @@ from slotmirror.core.block_pool import BlockPool
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.deferred import ClosedBatch, DeviceBudget
+from slotmirror.core.deferred_write import BounceBuffers, DeferredWriteTask
 from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
 from slotmirror.core.events import Int64Array
 from slotmirror.core.operations import PageHold, ReleaseTask, WriteTask
@@ -41,6 +43,8 @@ class DataPlane:
         self.pool = BlockPool(config, backend)
         self.buffers = OutputBuffers()
         self.meter = HitBufferMeter(config.hit_buffer_bytes_max)
+        self.bounces = BounceBuffers(config, backend)
+        self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
         self.transfer = PageTransfer(
             config, backend, self.ring, self.log, self.committer, runtime, stats
         )
@@ -51,14 +55,30 @@ class DataPlane:
         Engine thread. The write is to be appended at once.
         """
         step.page, step.launched = staged.page, staged.launched
-        if not step.saved_keys or not len(slots):
+        keys = tuple(key for key in step.saved_keys if key.spec.name not in staged.deferred)
+        if not keys or not len(slots):
             step.clones = staged.clones
             return []
         self.transfer.hold_again(staged.page)
         hold = PageHold(staged.page, self.transfer.let_go, staged.clones, staged.launched)
         progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
         progress.advance(TaskState.QUEUED)
-        return [WriteTask(step.step_id, step.saved_keys, slots, hold, progress, self._stats)]
+        return [WriteTask(step.step_id, keys, slots, hold, progress, self._stats)]
+
+    def deferred_write_of(self, batch: ClosedBatch) -> DeferredWriteTask:
+        """The write of a closed batch; to be appended at once."""
+        progress = TaskProgress("write of a deferred batch", self._runtime.lock("task"))
+        progress.advance(TaskState.QUEUED)
+        # Every clone was read by a copy on the page stream, so what that stream has done, the
+        # clone's own work included, is done.
+        return DeferredWriteTask(
+            batch,
+            self.bounces,
+            self.transfer.stream.get(),
+            self.budget.release,
+            progress,
+            self._stats,
+        )
 
     def release_of(self, step: Step) -> ReleaseTask:
         """The operation by which a step that is given up lets go of its page (S3)."""
@@ -111,6 +131,7 @@ class DataPlane:
         self.log.stop()
         if self.committer.join(self._config.staging_claim_timeout_s):
             self.pool.close()
+            self.bounces.close()
         self.ring.close()
         self.buffers.clear()
 
@@ -119,6 +140,8 @@ class DataPlane:
         return {
             "pool_bytes": sum(self.pool.bytes_by_key.values()),
             "staging_bytes": self.ring.reserved_bytes,
+            "bounce_bytes": self.bounces.reserved_bytes,
+            "deferred_device_bytes": self.budget.bytes_reserved,
             "hit_output_bytes": self.meter.bytes_alive,
             "idle_output_bytes": self.buffers.idle_bytes,
         }

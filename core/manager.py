@@ -16,8 +16,9 @@ import torch
 from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.data_plane import DataPlane
+from slotmirror.core.deferred import DeferredRows
 from slotmirror.core.errors import CacheShutDownError, MissingRowsError, StepStateError
-from slotmirror.core.events import StepEvents
+from slotmirror.core.events import Int64Array, StepEvents
 from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
@@ -25,6 +26,8 @@ from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
 from slotmirror.core.merge import Merge, StageOutputs
 from slotmirror.core.open_keys import OpenKeys
+from slotmirror.core.oplog import Operation
+from slotmirror.core.page_transfer import StagedStep
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.slot_table import SlotTable
@@ -54,8 +57,16 @@ class PrefixCacheManager:
         self._log = self._plane.log
         self._slots = SlotTable(config.num_slots)
         self._registry = HitRegistry(config.num_blocks, config.block_size)
-        self._keys = OpenKeys(config, self._plane.pool, self._plane.ring, self._slots, self._lock)
+        self._keys = OpenKeys(
+            config,
+            self._plane.pool,
+            self._plane.ring,
+            self._plane.bounces,
+            self._slots,
+            self._lock,
+        )
         self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
+        self._deferred = DeferredRows(config.num_slots, self._stats)
         self._steps = UnconsumedSteps()
         self._policy: ModelCachePolicy | None = None
         self._open: Step | None = None
@@ -72,10 +83,13 @@ class PrefixCacheManager:
         self._policy = policy
 
     def preallocate(self, keys: Iterable[KeySpec]) -> MemoryPlan:
-        """Open keys now, so that no request pays for their allocation (M2); returns the plan."""
-        self._check_usable()
-        self._keys.open(keys)
-        return plan_memory(self.config, [key.spec for key in self._keys.all()])
+        """Open keys now, so that no request pays for their allocation (M2); returns the plan.
+
+        Follows `register_policy`, which says what is deferred. Engine thread.
+        """
+        deferred = self._check_ready().deferred_keys
+        self._keys.open(keys, deferred)
+        return plan_memory(self.config, [key.spec for key in self._keys.all()], deferred)
 
     # -- the engine thread ------------------------------------------------------------------
 
@@ -98,8 +112,11 @@ class PrefixCacheManager:
         missing = missing_rows(layout, self._keys.get(HIDDEN_KEY)) if needs_hidden else []
         with self._lock:
             self._abandon_open_step()
+            closing = self._deferred.reason_to_close(events, plan.spans.slots)
+            self._log.append(self._closed_batch(closing))
             owners = self._registry.apply(events, plan)
             self._slots.claim(events.slots)
+            self._deferred.kill(events.slots)
             replays = self._registry.replays(owners, layout.region_first)
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             if events.total_tokens:
@@ -132,20 +149,24 @@ class PrefixCacheManager:
         step.layout.check_counts(num_tokens_unpadded, padded)
         order = step.layout.row_order(req_ids)
         split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, policy)
-        step.saved_keys = self._keys.open(split.specs())
+        step.saved_keys = self._keys.open(split.specs(), policy.deferred_keys)
         step.leftovers = LeftoverPack(split.leftovers) if split.leftovers else None
-        staged = self._plane.transfer.stage(
-            split.immediate, step.leftovers, num_tokens_unpadded, self._steps.ids
-        )
+        deferred = self._plane.transfer.deferrable(split.rows, split.deferred)
+        reserved = self._reserve(sum(split.rows[name].nbytes for name in deferred))
+        try:
+            staged = self._plane.transfer.stage(
+                split.rows, deferred, step.leftovers, num_tokens_unpadded, self._steps.ids
+            )
+        except BaseException:
+            self._plane.budget.release(reserved)
+            raise
         slots = step.layout.order_rows(order)
         write = self._plane.write_of(step, staged, slots)
         with self._lock:
-            if step.epoch == self._epoch:
-                self._slots.mark_written(slots, [key.index for key in step.saved_keys])
             self._registry.note_saved(step.owners, step.layout.ends)
             step.delivered_before = self._registry.delivered_ends(step.owners)
             late = () if self.config.prefetch else step.gathers.values()
-            self._log.append([*late, *write])
+            self._log.append([*late, *write, *self._keep(step, staged, slots, reserved)])
             self._open = None
             self._steps.add(step)
         self._plane.committer.kick()
@@ -163,6 +184,8 @@ class PrefixCacheManager:
         with self._lock:
             self._slots.clear()
             self._epoch += 1
+            if self._deferred.num_bytes:
+                self._plane.budget.release(self._deferred.close("reset").num_bytes)
 
     # -- any thread -------------------------------------------------------------------------
 
@@ -243,11 +266,49 @@ class PrefixCacheManager:
                 return
             self._closed = True
             self._abandon_open_step()
+            self._log.append(self._closed_batch("shutdown"))
             self._log.append([self._plane.release_of(step) for step in self._steps.take_idle()])
         self._plane.committer.kick()
         self._plane.close(lambda: self._steps.num_consuming)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _reserve(self, num_bytes: int) -> int:
+        """Reserve device bytes for this step's deferred clones, before they are made (W4)."""
+        if num_bytes:
+            if not self._plane.budget.fits(num_bytes):
+                with self._lock:
+                    self._log.append(self._closed_batch("budget"))
+                self._plane.committer.kick()
+            self._plane.budget.reserve(num_bytes)
+        return num_bytes
+
+    def _keep(
+        self, step: Step, staged: StagedStep, slots: Int64Array, reserved: int
+    ) -> list[Operation]:
+        """Mark the step's rows present and its deferred ones open. Caller holds lock.
+
+        Rows of a step that was open at a reset are not kept (R1).
+        """
+        if step.epoch != self._epoch:
+            self._plane.budget.release(reserved)
+            return []
+        self._slots.mark_written(slots, [key.index for key in step.saved_keys])
+        clones = {
+            key: staged.deferred[key.spec.name]
+            for key in step.saved_keys
+            if key.spec.name in staged.deferred
+        }
+        if clones:
+            self._deferred.add(clones, slots, step.layout.req_ids)
+        half = self._plane.budget.is_half_full(self._deferred.num_bytes)
+        return self._closed_batch("budget" if half else None)
+
+    def _closed_batch(self, reason: str | None) -> list[Operation]:
+        """Close the open batch for this reason, if there are both. Caller holds lock."""
+        if reason is None or not self._deferred.num_bytes:
+            return []
+        return [self._plane.deferred_write_of(self._deferred.close(reason))]
 
     def _abandon_open_step(self) -> None:
         """The open step's save will never come: its slots stay absent (C3). Caller holds lock."""

@@ -76,12 +76,14 @@ def plan_memory(
     )
 
 
-def check_limit(config: PrefixCacheConfig, keys: Iterable[KeySpec]) -> None:
+def check_limit(
+    config: PrefixCacheConfig, keys: Iterable[KeySpec], deferred_keys: frozenset[str]
+) -> None:
     """Raise `HostMemoryLimitError`, with the plan, if these keys exceed the configured limit."""
     limit = config.host_memory_limit_bytes
     if limit is None:
         return
-    plan = plan_memory(config, keys)
+    plan = plan_memory(config, keys, deferred_keys)
     if plan.host_bytes > limit:
         raise HostMemoryLimitError(
             f"opening these keys takes {plan.host_bytes:,} B of host memory, "

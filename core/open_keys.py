@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from slotmirror.core.block_pool import BlockPool, OpenKey
 from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.deferred_write import BounceBuffers
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.memory_plan import check_limit
 from slotmirror.core.runtime import Lock
@@ -22,29 +23,38 @@ class OpenKeys:
         config: PrefixCacheConfig,
         pool: BlockPool,
         ring: StagingRing,
+        bounces: BounceBuffers,
         slots: SlotTable,
         manager_lock: Lock,
     ) -> None:
         self._config = config
         self._pool = pool
         self._ring = ring
+        self._bounces = bounces
         self._slots = slots
         self._lock = manager_lock
         self._keys: dict[str, OpenKey] = {}
 
-    def open(self, specs: Iterable[KeySpec]) -> tuple[OpenKey, ...]:
+    def open(
+        self, specs: Iterable[KeySpec], deferred: frozenset[str] = frozenset()
+    ) -> tuple[OpenKey, ...]:
         """The open keys of these layouts; those not seen before are allocated and published.
 
-        Takes the manager lock to publish, not while it allocates. Raises `KeyLayoutError` (D8)
-        and `HostMemoryLimitError` (M1) before anything is allocated.
+        `deferred` names those that are written through bounce buffers. Takes the manager lock to
+        publish, not while it allocates. Raises `KeyLayoutError` (D8), `HostMemoryLimitError`
+        (M1) and, for a deferred row larger than a bounce buffer, `ConfigError`; nothing is open
+        then that was not before.
         """
         specs = tuple(specs)
         for spec in specs:
             check_layout(spec, self._keys[spec.name].spec if spec.name in self._keys else spec)
         fresh = [spec for spec in specs if spec.name not in self._keys]
         if fresh:
-            check_limit(self._config, [*(key.spec for key in self._keys.values()), *fresh])
+            every = [*(key.spec for key in self._keys.values()), *fresh]
+            check_limit(self._config, every, deferred)
         for spec in fresh:
+            if spec.name in deferred:
+                self._bounces.allocate(spec)
             rows = self._pool.allocate(spec)
             self._ring.open_key(spec)
             with self._lock:

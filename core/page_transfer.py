@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, Stream
+from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import InternalError, StepTooLargeError
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.operations import PageHold, ReleaseTask
 from slotmirror.core.oplog import OpLog
+from slotmirror.core.own_stream import OwnStream
 from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingPage, StagingRing
 from slotmirror.core.stats import CacheStats
@@ -23,11 +24,15 @@ CopyPair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedStep:
-    """A step's rows on their way to a claimed page; `clones` must live until its fence."""
+    """A step's rows on their way to a claimed page; `clones` must live until its fence.
+
+    `deferred` has the clones among them that also wait for their deferred write, by key.
+    """
 
     page: StagingPage
     clones: tuple[torch.Tensor, ...]
     launched: bool
+    deferred: Mapping[str, torch.Tensor]
 
 
 class PageTransfer:
@@ -50,7 +55,7 @@ class PageTransfer:
         self._committer = committer
         self._runtime = runtime
         self._stats = stats
-        self._stream: Stream | None = None
+        self.stream = OwnStream(backend)
 
     def let_go(self, page: StagingPage) -> None:
         """Drop one hold on a page, which no copy uses any more; wakes a waiting save."""
@@ -64,9 +69,14 @@ class PageTransfer:
 
         self._log.under_lock(add)
 
+    def deferrable(self, rows: Mapping[str, torch.Tensor], names: frozenset[str]) -> frozenset[str]:
+        """Those keys among `names` whose rows lie on the device; the rest is written at once."""
+        return frozenset(name for name in names if self._backend.owns(rows[name]))
+
     def stage(
         self,
         rows: Mapping[str, torch.Tensor],
+        deferred: frozenset[str],
         leftovers: LeftoverPack | None,
         num_rows: int,
         unconsumed: Callable[[], Sequence[int]],
@@ -85,16 +95,18 @@ class PageTransfer:
             if leftovers is not None and leftovers.num_bytes:
                 arena = page.arena(leftovers.num_bytes, self._ring.pinned)
                 pairs += leftovers.copies_into(arena)
+            cloned = [name in deferred for name in rows] + [False] * (len(pairs) - len(rows))
+            sources = self._sources([source for source, _ in pairs], cloned)
+            clones = {name: sources[i] for i, name in enumerate(rows) if cloned[i]}
+            pairs = [(source, target) for source, (_, target) in zip(sources, pairs, strict=True)]
             device_pairs = self._copy_host_tensors(pairs)
-            if not device_pairs:
-                return StagedStep(page, (), launched=False)
-            sources = self._sources([source for source, _ in device_pairs])
         except BaseException:
             self.let_go(page)
             raise
-        destinations = [destination for _, destination in device_pairs]
-        self._launch(page, list(zip(sources, destinations, strict=True)))
-        return StagedStep(page, tuple(sources), launched=True)
+        if device_pairs:
+            self._launch(page, device_pairs)
+        held = tuple(source for source, _ in device_pairs)
+        return StagedStep(page, held, bool(device_pairs), clones)
 
     def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
         page = self._log.under_lock(self._ring.try_claim)
@@ -128,18 +140,26 @@ class PageTransfer:
                 destination.copy_(source)
         return device_pairs
 
-    def _sources(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the copy reads: clones, unless the copy is over before the engine goes on (D9)."""
-        if self._backend.capabilities.async_copy:
-            return self._backend.snapshot(tensors)
-        return tensors
+    def _sources(self, tensors: list[torch.Tensor], cloned: list[bool]) -> list[torch.Tensor]:
+        """What the copies read: clones where asked, and where a copy outlasts this call (D9)."""
+        outlasts = self._backend.capabilities.async_copy
+        which = [
+            i
+            for i, tensor in enumerate(tensors)
+            if cloned[i] or (outlasts and self._backend.owns(tensor))
+        ]
+        sources = list(tensors)
+        if which:
+            for i, clone in zip(
+                which, self._backend.snapshot([tensors[i] for i in which]), strict=True
+            ):
+                sources[i] = clone
+        return sources
 
     def _launch(self, page: StagingPage, pairs: list[CopyPair]) -> None:
-        if self._stream is None:
-            self._stream = self._backend.new_stream()
         try:
             self._backend.copy_to_host(
-                pairs, self._stream, self._backend.current_stream(), page.fence
+                pairs, self.stream.get(), self._backend.current_stream(), page.fence
             )
         except BaseException as error:
             self._log.poison(error, "launching a device→host copy")
@@ -149,7 +169,7 @@ class PageTransfer:
     def _give_up(self, page: StagingPage, pairs: list[CopyPair]) -> None:
         """Part of the copies may run: the page is released behind them, through the log."""
         try:
-            page.fence.record(self._stream)
+            page.fence.record(self.stream.get())
         except Exception as error:
             # Without a fence nobody can tell when the page is quiet: it is never used again.
             self._log.poison(error, "recording a fence behind a failed launch")

@@ -17,16 +17,18 @@ from slotmirror.core.policy import ModelCachePolicy
 class SplitOutputs:
     """A step's outputs, sorted.
 
-    immediate  key → tensor of exactly the step's rows, to be copied to the page and kept
+    rows       key → tensor of exactly the step's rows, copied to the page and kept
+    deferred   those of the keys whose rows are written when their request ends (W2)
     leftovers  key → payload that is delivered with this step only, never cut, never cached
     """
 
-    immediate: dict[str, torch.Tensor]
+    rows: dict[str, torch.Tensor]
+    deferred: frozenset[str]
     leftovers: dict[str, object]
 
     def specs(self) -> list[KeySpec]:
         """The layout of every kept key."""
-        return [KeySpec.of(name, tensor) for name, tensor in self.immediate.items()]
+        return [KeySpec.of(name, tensor) for name, tensor in self.rows.items()]
 
 
 def split_outputs(
@@ -43,18 +45,18 @@ def split_outputs(
     states that the policy needs and the step lacks, or of a wrong number of rows.
     """
     counts = (num_tokens_unpadded, num_tokens_padded)
-    immediate: dict[str, torch.Tensor] = {}
+    rows: dict[str, torch.Tensor] = {}
     leftovers: dict[str, object] = {}
     if policy.needs_full_hidden_states:
-        immediate[HIDDEN_KEY] = _hidden_rows(hidden, counts)
+        rows[HIDDEN_KEY] = _hidden_rows(hidden, counts)
     for name, output in mm_outputs.items():
         if name == HIDDEN_KEY:
             raise UsageError(f"mm_outputs has the reserved key {HIDDEN_KEY!r}: rename it")
         if name not in policy.leftover_keys and is_per_token(output, counts):
-            immediate[name] = output[:num_tokens_unpadded]
+            rows[name] = output[:num_tokens_unpadded]
         else:
             leftovers[name] = output
-    return SplitOutputs(immediate, leftovers)
+    return SplitOutputs(rows, policy.deferred_keys & rows.keys(), leftovers)
 
 
 def is_per_token(output: object, counts: tuple[int, int]) -> TypeGuard[torch.Tensor]:

@@ -36,6 +36,9 @@ class CacheStats:
     fence_waits: int = 0
     fence_wait_warnings: int = 0
     hit_buffer_bytes_high: int = 0
+    device_bytes_high: int = 0
+    device_budget_waits: int = 0
+    deferred_rows_dead: int = 0
     failures: int = 0
     batches_closed: dict[str, int] = field(default_factory=dict)
 

@@ -27,6 +27,11 @@ def test_random_traces_match_the_plain_model() -> None:
         "discards": 300,
         "hits without rows": 100,
         "replays asked for too early": 10,
+        "batches closed by ended": 100,
+        "batches closed by preempted": 100,
+        "batches closed by hit": 30,
+        "batches closed by budget": 100,
+        "deferred rows dead": 2,
     }
     assert {event: counts[event] for event in at_least if counts[event] < at_least[event]} == {}
 

@@ -36,7 +36,12 @@ class RandomTrace:
         self._driver = Driver(
             num_blocks=num_blocks,
             block_size=block_size,
-            policy=ModelCachePolicy(needs_full_hidden_states=self._needs_hidden),
+            policy=ModelCachePolicy(
+                needs_full_hidden_states=self._needs_hidden,
+                deferred_keys=frozenset(key for key in OPTIONAL_KEYS if rng.random() < 0.5),
+            ),
+            device_staging_bytes_max=rng.choice([100, 1000, 100_000]),
+            copy_chunk_bytes=rng.choice([24, 100, 10_000]),
             staging_depth=rng.randrange(1, 5),
             staging_capacity_tokens=128,
             prefetch=drawn_prefetch if prefetch is None else prefetch,
@@ -58,6 +63,10 @@ class RandomTrace:
             assert stats["pages_held"] == 0, stats
             assert stats["log_length"] == 0, stats
             self._driver.cache.shutdown()
+            assert self._driver.cache.memory_stats()["deferred_device_bytes"] == 0
+            for reason, count in self._driver.cache._stats.batches_closed.items():
+                self.counts[f"batches closed by {reason}"] += count
+            self.counts["deferred rows dead"] += self._driver.cache._stats.deferred_rows_dead
         except AssertionError as error:
             tail = "\n".join(self._driver.cache.log_tail()[-20:])
             raise AssertionError(f"seed {self.seed}: {error}\nlog tail:\n{tail}") from error

@@ -1,0 +1,176 @@
+"""Deferred rows: the one open batch, and the device bytes that its clones may take (W2, W4).
+
+Rows of a deferred key stay on the device, one clone per step and key, in one open batch for all
+requests in engine order. The batch is closed, and appended to the log as one write, when a
+request with rows in it ends or is preempted, when a hit needs one of its rows, at half the budget,
+and at shutdown. A closed batch never grows.
+
+A claim of a slot kills its row in the open batch: nobody can want it any more (H4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from slotmirror.core.block_pool import OpenKey
+from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.oplog import OpLog, logger
+from slotmirror.core.stats import CacheStats
+
+_NOT_OPEN = -1
+
+ReleaseBytes: TypeAlias = Callable[[int], None]
+"""Gives device bytes back to the budget."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosedBatch:
+    """What a deferred write moves.
+
+    clones  key → (n, …) device clones, one per step that had the key
+    slots   key → (rows,) slot of each row of the key's clones, -1 for rows that are dead
+    """
+
+    clones: dict[OpenKey, list[torch.Tensor]]
+    slots: dict[OpenKey, Int64Array]
+    num_bytes: int
+    num_steps: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One step's deferred rows; `first_row` numbers its rows through the batch."""
+
+    first_row: int
+    slots: Int64Array
+    clones: Mapping[OpenKey, torch.Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """The steps gathered since the last close."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    req_ids: set[str] = field(default_factory=set)
+    num_rows: int = 0
+    num_bytes: int = 0
+
+
+class DeferredRows:
+    """The open batch. The manager lock covers every method."""
+
+    def __init__(self, num_slots: int, stats: CacheStats) -> None:
+        self._batch = _Batch()
+        self._stats = stats
+        # Number of the open row that a slot waits for, or _NOT_OPEN.
+        self._open_row = np.full(num_slots, _NOT_OPEN, dtype=np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device bytes of the open batch."""
+        return self._batch.num_bytes
+
+    def reason_to_close(self, events: StepEvents, hit_slots: Int64Array) -> str | None:
+        """Why this step's events close the batch; None if they do not."""
+        if not self._batch.entries:
+            return None
+        if not self._batch.req_ids.isdisjoint(events.ended):
+            return "ended"
+        if not self._batch.req_ids.isdisjoint(events.preempted):
+            return "preempted"
+        if (self._open_row[hit_slots] != _NOT_OPEN).any():
+            return "hit"
+        return None
+
+    def kill(self, slots: Int64Array) -> None:
+        """These slots were claimed: their open rows are dead."""
+        if self._batch.entries:
+            self._open_row[slots] = _NOT_OPEN
+
+    def add(
+        self, clones: Mapping[OpenKey, torch.Tensor], slots: Int64Array, req_ids: Sequence[str]
+    ) -> None:
+        """A step's clones, each `(len(slots), …)`; their bytes are reserved already."""
+        batch = self._batch
+        self._open_row[slots] = batch.num_rows + np.arange(len(slots), dtype=np.int64)
+        batch.entries.append(_Entry(batch.num_rows, slots, clones))
+        batch.req_ids.update(req_ids)
+        batch.num_rows += len(slots)
+        batch.num_bytes += sum(clone.nbytes for clone in clones.values())
+
+    def close(self, reason: str) -> ClosedBatch:
+        """Take the batch; the next one starts empty. `reason` is counted."""
+        batch, self._batch = self._batch, _Batch()
+        clones: dict[OpenKey, list[torch.Tensor]] = {}
+        slots: dict[OpenKey, list[Int64Array]] = {}
+        for entry in batch.entries:
+            numbers = entry.first_row + np.arange(len(entry.slots), dtype=np.int64)
+            alive = np.where(self._open_row[entry.slots] == numbers, entry.slots, _NOT_OPEN)
+            for key, clone in entry.clones.items():
+                clones.setdefault(key, []).append(clone)
+                slots.setdefault(key, []).append(alive)
+        for entry in batch.entries:
+            self._open_row[entry.slots] = _NOT_OPEN
+        closed = self._stats.batches_closed
+        closed[reason] = closed.get(reason, 0) + 1
+        joined = {key: np.concatenate(parts) for key, parts in slots.items()}
+        return ClosedBatch(clones, joined, batch.num_bytes, len(batch.entries))
+
+
+class DeviceBudget:
+    """Device bytes of deferred clones, from their reservation until their write is over (W4)."""
+
+    def __init__(self, log: OpLog, bytes_max: int, stats: CacheStats) -> None:
+        self._log = log
+        self._bytes_max = bytes_max
+        self._stats = stats
+        self._largest_warned_of = 0
+        self.bytes_reserved = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Reserve before cloning; waits, bounded, while the whole budget is taken (T1, W6).
+
+        A single step that is larger than the whole budget is admitted alone, with a warning, which
+        is repeated only for a yet larger one.
+        Engine thread, without locks; what the open batch holds must have been closed before.
+        """
+        if num_bytes > max(self._bytes_max, self._largest_warned_of):
+            self._largest_warned_of = num_bytes
+            logger.warning(
+                "a step's deferred rows take %d B, device_staging_bytes_max is %d: admitted alone",
+                num_bytes,
+                self._bytes_max,
+            )
+        self._log.wait_until(
+            lambda: self._try_reserve(num_bytes),
+            f"{num_bytes} B of device budget (device_staging_bytes_max {self._bytes_max}, "
+            f"{self.bytes_reserved} B taken)",
+        )
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether `reserve` would not wait; a hint, since the mover may release meanwhile."""
+        return self.bytes_reserved + num_bytes <= self._bytes_max
+
+    def release(self, num_bytes: int) -> None:
+        """Give bytes back; takes the log lock and wakes a waiting save."""
+
+        def subtract() -> None:
+            self.bytes_reserved -= num_bytes
+
+        self._log.under_lock(subtract)
+
+    def is_half_full(self, num_bytes: int) -> bool:
+        """Whether this many bytes are half of the budget."""
+        return 2 * num_bytes >= self._bytes_max
+
+    def _try_reserve(self, num_bytes: int) -> bool:
+        if self.bytes_reserved and not self.fits(num_bytes):
+            return False
+        self.bytes_reserved += num_bytes
+        self._stats.device_bytes_high = max(self._stats.device_bytes_high, self.bytes_reserved)
+        return True
