@@ -48,12 +48,16 @@ class BlockTables:
         new: Sequence[AdmittedRequest] = (),
         resumed: Sequence[AdmittedRequest] = (),
         appended: Mapping[str, Sequence[int]] | None = None,
+        replaced: Iterable[str] = (),
+        drafted: Iterable[str] = (),
+        verified_positions: Mapping[str, int] | None = None,
     ) -> StepEvents:
         """Apply one step of the scheduler and return it as events.
 
         num_scheduled_tokens  tokens per scheduled request, in batch order
         num_computed_tokens   the first position of each of them (more entries do no harm)
         appended              further block ids of running requests
+        the rest              as in `StepEvents`
 
         A token whose block is unknown gets slot -1, which the manager refuses with the request's
         name. Raises `UnknownRequestError`, and changes nothing, for a scheduled or appended
@@ -78,6 +82,9 @@ class BlockTables:
             preempted=preempted,
             new=tuple(new),
             resumed=tuple(resumed),
+            replaced=tuple(replaced),
+            drafted=tuple(drafted),
+            verified_positions=verified_positions or {},
             req_ids=req_ids,
             first_positions=first,
             num_tokens=num_tokens,

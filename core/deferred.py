@@ -79,7 +79,7 @@ class DeferredRows:
         """Why this step's events close the batch; None if they do not."""
         if not self._batch.entries:
             return None
-        if not self._batch.req_ids.isdisjoint(events.ended):
+        if not self._batch.req_ids.isdisjoint(events.ended_generations):
             return "ended"
         if not self._batch.req_ids.isdisjoint(events.preempted):
             return "preempted"

@@ -6,7 +6,7 @@ moment they are handed over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -42,6 +42,11 @@ class StepEvents:
     new              requests the engine reports as new: new ones, continuations, or resumed ones
                      where the engine reports a resume so
     resumed          preempted requests that come back by their own route, tables replaced
+    replaced         ids among `new` whose prompt was replaced (L5): a new generation, from 0
+    drafted          scheduled requests whose tokens of this step include unverified drafts (L7)
+    verified_positions
+                     for every request that the step before drafted: the position up to which its
+                     tokens were accepted
     req_ids          the R scheduled requests, in batch order
     first_positions  (R,) position of the first token that each computes in this step
     num_tokens       (R,) tokens that each computes in this step
@@ -52,10 +57,18 @@ class StepEvents:
     preempted: tuple[str, ...] = ()
     new: tuple[AdmittedRequest, ...] = ()
     resumed: tuple[AdmittedRequest, ...] = ()
+    replaced: tuple[str, ...] = ()
+    drafted: tuple[str, ...] = ()
+    verified_positions: Mapping[str, int] = field(default_factory=dict)
     req_ids: tuple[str, ...] = ()
     first_positions: Int64Array = field(default_factory=_empty)
     num_tokens: Int64Array = field(default_factory=_empty)
     slots: Int64Array = field(default_factory=_empty)
+
+    @property
+    def ended_generations(self) -> tuple[str, ...]:
+        """Ids whose present owner ends with this step: ended ones and replaced prompts."""
+        return (*self.ended, *self.replaced)
 
     @property
     def total_tokens(self) -> int:

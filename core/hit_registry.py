@@ -78,7 +78,7 @@ class HitRegistry:
         a continuation, which has no hit span (L1). Raises `HitSpanError` (D4),
         `UnknownRequestError` and `EngineDivergenceError`, each naming the request.
         """
-        ended = set(events.ended)
+        ended = set(events.ended_generations)
         preempted = (self._preempted | set(events.preempted)) - ended
         fresh: list[str] = []
         returning: list[str] = []
@@ -96,6 +96,9 @@ class HitRegistry:
                 raise UnknownRequestError([request.req_id], "resumed")
             returning.append(request.req_id)
             hits.append((request, self._delivered(request.req_id)))
+        strangers = set(events.replaced).difference(request.req_id for request in events.new)
+        if strangers:
+            raise UnknownRequestError(sorted(strangers), "replaced, but not among the new")
         self._check_running(events, ended, preempted, {*fresh, *returning})
         for request, _ in hits:
             self._check_hit(request)
@@ -171,13 +174,14 @@ class HitRegistry:
 
         Returns the owner row of each scheduled request; the step holds them until `release`.
         """
-        for req_id in events.ended:
+        ended = events.ended_generations
+        for req_id in ended:
             self._end(req_id)
         self._preempted.update(r for r in events.preempted if r in self._row_of)
         for req_id in plan.fresh:
             self._start(req_id)
         self._preempted.difference_update(plan.returning)
-        if events.ended or plan.fresh or events.req_ids != self._last_ids:
+        if ended or plan.fresh or events.req_ids != self._last_ids:
             rows = self._row_of
             self._last_rows = np.fromiter(
                 (rows[r] for r in events.req_ids), np.int64, len(events.req_ids)
@@ -199,6 +203,10 @@ class HitRegistry:
     def note_saved(self, owners: Int64Array, ends: Int64Array) -> None:
         """The step's rows up to `ends` are saved."""
         self._saved_end[owners] = np.maximum(self._saved_end[owners], ends)
+
+    def note_verified(self, owners: Int64Array, ends: Int64Array) -> None:
+        """Rows from `ends` on were rejected drafts: they will be saved again (L7)."""
+        self._saved_end[owners] = np.minimum(self._saved_end[owners], ends)
 
     def delivered_ends(self, owners: Int64Array) -> Int64Array:
         """Delivered positions as they stand now."""

@@ -15,16 +15,17 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.deferred import DeferredRows
-from slotmirror.core.errors import CacheShutDownError, MissingRowsError, StepStateError
+from slotmirror.core.errors import CacheShutDownError, StepStateError
 from slotmirror.core.events import Int64Array, StepEvents
 from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
-from slotmirror.core.merge import Merge, StageOutputs
+from slotmirror.core.merge import StageOutputs
 from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.oplog import Operation
 from slotmirror.core.page_transfer import StagedStep
@@ -68,8 +69,12 @@ class PrefixCacheManager:
         self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
         self._deferred = DeferredRows(config.num_slots, self._stats)
         self._steps = UnconsumedSteps()
+        self._consumers = StepConsumers(
+            self._lock, self._steps, self._registry, self._plane, self._stats
+        )
         self._policy: ModelCachePolicy | None = None
         self._open: Step | None = None
+        self._drafted: Step | None = None
         self._epoch = 0
         self._closed = False
 
@@ -103,6 +108,7 @@ class PrefixCacheManager:
         policy = self._check_ready()
         check_shape(events)
         with self._lock:
+            accepted = self._accepted_ends(events)
             plan = self._registry.plan(events)
             check_slots(events, self.config)
             hit_rows = self._slots.plan_hits(events.slots, plan.spans.slots)
@@ -111,6 +117,7 @@ class PrefixCacheManager:
         needs_hidden = policy.needs_full_hidden_states
         missing = missing_rows(layout, self._keys.get(HIDDEN_KEY)) if needs_hidden else []
         with self._lock:
+            self._settle_drafts(accepted)
             self._abandon_open_step()
             closing = self._deferred.reason_to_close(events, plan.spans.slots)
             self._log.append(self._closed_batch(closing))
@@ -120,7 +127,17 @@ class PrefixCacheManager:
             replays = self._registry.replays(owners, layout.region_first)
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             if events.total_tokens:
-                self._open = Step(step_id, layout, gathers, missing, self._epoch, owners, replays)
+                self._open = Step(
+                    step_id=step_id,
+                    layout=layout,
+                    gathers=gathers,
+                    missing=missing,
+                    epoch=self._epoch,
+                    owners=owners,
+                    replays=replays,
+                    drafted=layout.indices_of(events.drafted),
+                    ends=layout.ends,
+                )
             if self.config.prefetch:
                 self._log.append(list(gathers.values()))
         self._plane.committer.kick()
@@ -168,6 +185,7 @@ class PrefixCacheManager:
             late = () if self.config.prefetch else step.gathers.values()
             self._log.append([*late, *write, *self._keep(step, staged, slots, reserved)])
             self._open = None
+            self._drafted = step if len(step.drafted) else None
             self._steps.add(step)
         self._plane.committer.kick()
         self._stats.steps_saved += 1
@@ -198,37 +216,12 @@ class PrefixCacheManager:
         Returned tensors are the caller's, and share one buffer per key.
         """
         self._check_usable()
-        wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
-        with self._lock:
-            step = self._steps.begin(step_id, wanted)
-        try:
-            self._plane.await_rows(step, self._steps.ids)
-            _check_hidden_rows(step, wanted)
-            merge = Merge(step, wanted, self._plane.buffers)
-            outputs = merge.outputs()
-        except BaseException:
-            with self._lock:
-                self._steps.abort(step)
-            self._log.wake()
-            raise
-        with self._lock:
-            owners, ends = merge.delivered(step.owners)
-            self._registry.note_delivered(owners, ends)
-            self._registry.release(step.owners)
-            self._steps.finish(step, owners, ends)
-            self._stats.steps_materialized += 1
-        self._plane.transfer.let_go(step.saved_page)
-        return outputs
+        return self._consumers.materialize(step_id, req_ids)
 
     def discard_step(self, step_id: int) -> None:
         """Consume a step without its rows; they stay in the pool, undelivered (L3, S3)."""
         self._check_usable()
-        with self._lock:
-            step = self._steps.take(step_id)
-            self._registry.release(step.owners)
-            self._log.append([self._plane.release_of(step)])
-            self._stats.steps_discarded += 1
-        self._plane.committer.kick()
+        self._consumers.discard(step_id)
 
     def quiesce(self, timeout_s: float) -> None:
         """Wait until the log is drained, for graph capture, sleep and tests (S3)."""
@@ -310,6 +303,19 @@ class PrefixCacheManager:
             return []
         return [self._plane.deferred_write_of(self._deferred.close(reason))]
 
+    def _accepted_ends(self, events: StepEvents) -> Int64Array | None:
+        """Where the drafts of the step before end (L7); changes nothing. Caller holds lock."""
+        if self._drafted is None:
+            return None
+        return self._drafted.verified_ends(events.verified_positions)
+
+    def _settle_drafts(self, accepted: Int64Array | None) -> None:
+        """Rejected drafts are never delivered, and are saved again. Caller holds lock."""
+        step, self._drafted = self._drafted, None
+        if step is not None and accepted is not None:
+            self._registry.note_verified(step.owners[step.drafted], accepted)
+            step.settle_drafts(accepted)
+
     def _abandon_open_step(self) -> None:
         """The open step's save will never come: its slots stay absent (C3). Caller holds lock."""
         if self._open is not None:
@@ -336,12 +342,3 @@ class PrefixCacheManager:
                 "warm-up, profiling and graph-capture runs must not be saved"
             )
         return policy, self._open
-
-
-def _check_hidden_rows(step: Step, wanted: Sequence[str] | None) -> None:
-    """Raise if a requested hit lacks hidden rows (D5)."""
-    missing = [
-        (req_id, slots) for req_id, slots in step.missing if wanted is None or req_id in wanted
-    ]
-    if missing:
-        raise MissingRowsError(step.step_id, missing)

@@ -152,7 +152,7 @@ class Merge:
         if len(step.replays):
             self._first = self._first.copy()
             replays = step.replays
-            cut = np.minimum(step.delivered_before[replays], layout.ends[replays])
+            cut = np.minimum(step.delivered_before[replays], step.ends[replays])
             self._first[replays] = np.maximum(self._first[replays], cut)
         self._starts = layout.out_offsets + self._first - layout.region_first
 
@@ -165,7 +165,7 @@ class Merge:
     def outputs(self) -> StageOutputs:
         """Copy the rows and wrap them."""
         layout, step = self._layout, self._step
-        ends = layout.out_offsets + layout.hit_lengths + layout.counts
+        ends = layout.out_offsets + step.ends - layout.region_first
         rows: dict[str, Mapping[str, torch.Tensor]] = {}
         key_spans: dict[str, Mapping[str, Span]] = {}
         for key in step.saved_keys:
@@ -186,7 +186,7 @@ class Merge:
         return StageOutputs(
             hidden_states=hidden,
             mm_outputs={**rows, **self._leftovers()},
-            spans=SpansByRequest(self._index, self._first, layout.ends),
+            spans=SpansByRequest(self._index, self._first, step.ends),
             key_spans=key_spans,
         )
 

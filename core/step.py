@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.errors import InternalError, RowLayoutError
+from slotmirror.core.errors import EngineDivergenceError, InternalError, RowLayoutError
 from slotmirror.core.events import Int64Array, StepEvents, ranges
 from slotmirror.core.hit_registry import HitSpans
 from slotmirror.core.leftovers import LeftoverPack
@@ -78,6 +78,13 @@ class StepLayout:
     def region_first(self) -> Int64Array:
         """(R,) position of the first row of each region."""
         return self.first - self.hit_lengths
+
+    def indices_of(self, req_ids: Sequence[str]) -> Int64Array:
+        """Indices of the scheduled requests among these ids."""
+        if not req_ids:
+            return np.empty(0, dtype=np.int64)
+        wanted = set(req_ids)
+        return np.array([i for i, r in enumerate(self.req_ids) if r in wanted], dtype=np.int64)
 
     def check_counts(self, num_tokens_unpadded: int, num_tokens_padded: int) -> None:
         """Raise `RowLayoutError` unless these are the step's token counts (S4)."""
@@ -170,6 +177,10 @@ class Step:
     epoch: int
     owners: Int64Array
     replays: Int64Array
+    drafted: Int64Array
+    """Indices of requests with unverified drafts; empty once they are verified (L7)."""
+    ends: Int64Array
+    """(R,) position after each request's last row that may be delivered."""
     state: StepState = StepState.OPEN
     page: StagingPage | None = None
     saved_keys: tuple[OpenKey, ...] = ()
@@ -177,6 +188,28 @@ class Step:
     clones: tuple[torch.Tensor, ...] = ()
     launched: bool = False
     delivered_before: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def verified_ends(self, positions: Mapping[str, int]) -> Int64Array:
+        """Ends of the drafted requests, cut at the accepted tokens; changes nothing (L7).
+
+        Raises `EngineDivergenceError` for one whose accepted position is missing or impossible.
+        """
+        layout = self.layout
+        names = [layout.req_ids[i] for i in self.drafted.tolist()]
+        ends = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
+        wrong = (ends <= layout.first[self.drafted]) | (ends > layout.ends[self.drafted])
+        if wrong.any():
+            raise EngineDivergenceError(
+                f"step {self.step_id} computed drafts of {names}: verified_positions "
+                f"{dict(positions)} must name an accepted position within each one's rows"
+            )
+        return ends
+
+    def settle_drafts(self, accepted: Int64Array) -> None:
+        """Deliver the drafted requests up to `accepted`, which `verified_ends` gave."""
+        self.ends = self.ends.copy()
+        self.ends[self.drafted] = accepted
+        self.drafted = self.drafted[:0]
 
     @property
     def saved_page(self) -> StagingPage:

@@ -50,6 +50,11 @@ class UnconsumedSteps:
             absent = set(req_ids).difference(step.layout.req_ids)
             if absent:
                 raise RequestNotInStepError(step_id, sorted(absent))
+        if len(step.drafted):
+            raise StepStateError(
+                f"step {step_id} has drafts that are not verified yet: materialize it after the "
+                "next new_step_starts, whose verified_positions say what was accepted"
+            )
         self._check_replays(step)
         step.state = StepState.CONSUMING
         return step

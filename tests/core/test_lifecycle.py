@@ -12,6 +12,7 @@ from slotmirror.core.errors import (
     MissingRowsError,
     ReplayOrderError,
     RowLayoutError,
+    StepStateError,
     UnknownRequestError,
 )
 from support.caches import Driver, firsts, rows
@@ -175,6 +176,76 @@ def test_L4_a_late_call_never_touches_a_successors_progress() -> None:
     replay = driver.save(rows(54, 1))
     assert delivered(driver, first, "a") == ((0, 4), [50, 51, 52, 53])
     assert delivered(driver, replay, "a") == ((4, 5), [54])
+
+
+def test_L5_a_replaced_prompt_is_a_new_generation_from_zero() -> None:
+    """Same live id, another prompt: its whole hit is delivered, the old rows stay hittable."""
+    driver = Driver()
+    driver.run({"a": (0, 8)}, rows(0, 8), new={"a": (0, (0, 1))})
+    out = driver.run({"a": (4, 2)}, rows(50, 2), new={"a": (4, (0, 2))}, replaced=["a"])
+    assert out.hidden_states is not None
+    assert out.spans["a"] == (0, 6)
+    assert firsts(out.hidden_states["a"]) == [0, 1, 2, 3, 50, 51]
+    out = driver.run({"b": (8, 1)}, rows(9, 1), new={"b": (8, (0, 1, 3))})
+    assert out.hidden_states is not None
+    assert firsts(out.hidden_states["b"]) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+    with pytest.raises(UnknownRequestError, match=r"replaced, but not among the new: \['a'\]"):
+        driver.start({"a": (6, 1)}, replaced=["a"])
+
+
+def test_L5_a_late_step_of_the_old_prompt_is_delivered_as_it_was() -> None:
+    """The old generation's step is consumed after the replacement; progress is not mixed (L4)."""
+    driver = Driver()
+    driver.start({"a": (0, 8)}, new={"a": (0, (0, 1))})
+    old = driver.save(rows(0, 8))
+    driver.start({"a": (0, 3)}, new={"a": (0, (2,))}, replaced=["a"])
+    new = driver.save(rows(70, 3))
+    assert delivered(driver, old, "a") == ((0, 8), [0, 1, 2, 3, 4, 5, 6, 7])
+    assert delivered(driver, new, "a") == ((0, 3), [70, 71, 72])
+
+
+def test_L7_rejected_drafts_are_overwritten_and_never_delivered() -> None:
+    """4 tokens with 3 drafts, 1 of them accepted: 2 rows delivered, the rest computed again."""
+    driver = Driver()
+    driver.run({"a": (0, 4)}, rows(0, 4), new={"a": (0, (0, 1, 2))})
+    driver.start({"a": (4, 4)}, drafted=["a"])
+    drafted = driver.save(rows(4, 4))
+    with pytest.raises(StepStateError, match="drafts that are not verified yet"):
+        driver.cache.materialize(drafted)
+    driver.start({"a": (6, 4)}, drafted=["a"], verified_positions={"a": 6})
+    again = driver.save(rows(106, 4))
+    assert delivered(driver, drafted, "a") == ((4, 6), [4, 5])
+    driver.start({}, ended=["a"], verified_positions={"a": 10})
+    assert delivered(driver, again, "a") == ((6, 10), [106, 107, 108, 109])
+    out = driver.run({"b": (8, 1)}, rows(9, 1), new={"b": (8, (0, 1, 3))})
+    assert out.hidden_states is not None
+    assert firsts(out.hidden_states["b"]) == [0, 1, 2, 3, 4, 5, 106, 107, 9]
+
+
+def test_L7_requests_without_drafts_share_a_drafted_step() -> None:
+    """Only the drafted request is trimmed."""
+    driver = Driver()
+    driver.start({"a": (0, 3), "b": (0, 3)}, new={"a": (0, (0,)), "b": (0, (1,))}, drafted=["b"])
+    step_id = driver.save(rows(0, 6))
+    driver.start({}, verified_positions={"b": 1})
+    out = driver.cache.materialize(step_id)
+    assert out.hidden_states is not None
+    assert firsts(out.hidden_states["a"]) == [0, 1, 2]
+    assert firsts(out.hidden_states["b"]) == [3]
+    assert dict(out.spans) == {"a": (0, 3), "b": (0, 1)}
+
+
+@pytest.mark.parametrize("positions", [{}, {"a": 4}, {"a": 9}])
+def test_L7_missing_or_impossible_verified_positions_are_refused(positions: dict[str, int]) -> None:
+    """At least the first token is accepted, at most all of them; nothing changes otherwise."""
+    driver = Driver()
+    driver.run({"a": (0, 4)}, rows(0, 4), new={"a": (0, (0, 1, 2))})
+    driver.start({"a": (4, 4)}, drafted=["a"])
+    step_id = driver.save(rows(4, 4))
+    with pytest.raises(EngineDivergenceError, match=r"computed drafts of \['a'\]"):
+        driver.start({"a": (6, 1)}, verified_positions=positions)
+    driver.start({"a": (6, 1)}, verified_positions={"a": 6})
+    assert delivered(driver, step_id, "a") == ((4, 6), [4, 5])
 
 
 def test_L6_a_step_with_no_tokens_but_with_ended_requests_is_seen() -> None:

@@ -1,0 +1,74 @@
+"""Consuming saved steps: `materialize` or `discard`, on any thread, exactly once each (S2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slotmirror.core.data_plane import DataPlane
+from slotmirror.core.errors import MissingRowsError
+from slotmirror.core.hit_registry import HitRegistry
+from slotmirror.core.merge import Merge, StageOutputs
+from slotmirror.core.runtime import Lock
+from slotmirror.core.stats import CacheStats
+from slotmirror.core.step import Step
+from slotmirror.core.unconsumed import UnconsumedSteps
+
+
+class StepConsumers:
+    """The consumer's side of a manager; takes the manager lock for its tables, not for rows."""
+
+    def __init__(
+        self,
+        manager_lock: Lock,
+        steps: UnconsumedSteps,
+        registry: HitRegistry,
+        plane: DataPlane,
+        stats: CacheStats,
+    ) -> None:
+        self._lock = manager_lock
+        self._steps = steps
+        self._registry = registry
+        self._plane = plane
+        self._stats = stats
+
+    def materialize(self, step_id: int, req_ids: Sequence[str] | None) -> StageOutputs:
+        """See `PrefixCacheManager.materialize`."""
+        wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
+        with self._lock:
+            step = self._steps.begin(step_id, wanted)
+        try:
+            self._plane.await_rows(step, self._steps.ids)
+            _check_hidden_rows(step, wanted)
+            merge = Merge(step, wanted, self._plane.buffers)
+            outputs = merge.outputs()
+        except BaseException:
+            with self._lock:
+                self._steps.abort(step)
+            self._plane.log.wake()
+            raise
+        with self._lock:
+            owners, ends = merge.delivered(step.owners)
+            self._registry.note_delivered(owners, ends)
+            self._registry.release(step.owners)
+            self._steps.finish(step, owners, ends)
+            self._stats.steps_materialized += 1
+        self._plane.transfer.let_go(step.saved_page)
+        return outputs
+
+    def discard(self, step_id: int) -> None:
+        """See `PrefixCacheManager.discard_step`."""
+        with self._lock:
+            step = self._steps.take(step_id)
+            self._registry.release(step.owners)
+            self._plane.log.append([self._plane.release_of(step)])
+            self._stats.steps_discarded += 1
+        self._plane.committer.kick()
+
+
+def _check_hidden_rows(step: Step, wanted: Sequence[str] | None) -> None:
+    """Raise if a requested hit lacks hidden rows (D5)."""
+    missing = [
+        (req_id, slots) for req_id, slots in step.missing if wanted is None or req_id in wanted
+    ]
+    if missing:
+        raise MissingRowsError(step.step_id, missing)
