@@ -7,9 +7,10 @@ needs no page (T3).
 
 from __future__ import annotations
 
-from slotmirror.core.backend import DeviceBackend, Fence
+from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import CopyAbandonedError
+from slotmirror.core.mover_helpers import MoverHelpers
 from slotmirror.core.oplog import Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime, Thread
 from slotmirror.core.stats import CacheStats
@@ -33,6 +34,7 @@ class Committer:
         self._config = config
         self._runtime = runtime
         self._stats = stats
+        self.helpers = MoverHelpers(backend, runtime, config.mover_threads)
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
         self._abandoned = False
@@ -41,6 +43,10 @@ class Committer:
     def backend(self) -> DeviceBackend:
         """The backend whose gather and scatter move rows."""
         return self._backend
+
+    def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
+        """Read rows of the pool, with the helpers where that pays."""
+        self.helpers.gather(pool, slots, out)
 
     def kick(self) -> None:
         """Operations were appended: start the thread on first use (T7), or carry them out here.
@@ -95,10 +101,12 @@ class Committer:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread of a stopped log to end; True if none runs afterwards."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        self.helpers.stop()
+        return True
 
     def _main(self) -> None:
         try:

@@ -3,6 +3,7 @@
     PrefixCacheError
     ├── UsageError (ValueError)            the caller asked for something that cannot be
     │   ├── ConfigError                    a setting is wrong; `.field`, `.value`
+    │   │   └── PrefixCacheUnmatchError    the stage cannot be mirrored as it is set up (G2-G4)
     │   ├── KeyLayoutError                 a key changed dtype or trailing shape (D8)
     │   ├── RowLayoutError                 rows, order or counts do not fit the step (S4)
     │   ├── StepTooLargeError              more rows than a staging page holds (S1)
@@ -54,6 +55,10 @@ class ConfigError(UsageError):
         super().__init__(f"{field}={value!r}: {rule}")
         self.field = field
         self.value = value
+
+
+class PrefixCacheUnmatchError(ConfigError):
+    """A stage asks for prefix caching in a way that the cache cannot mirror (G4)."""
 
 
 class KeyLayoutError(UsageError):

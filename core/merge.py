@@ -18,6 +18,7 @@ from slotmirror.core.backend import HostRows
 from slotmirror.core.buffers import OutputBuffers, rows_tensor, rows_view
 from slotmirror.core.events import Int64Array
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
+from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.step import Step, StepLayout
 
 Span: TypeAlias = tuple[int, int]
@@ -185,7 +186,7 @@ class Merge:
         hidden = rows.pop(HIDDEN_KEY, None)
         return StageOutputs(
             hidden_states=hidden,
-            mm_outputs={**rows, **self._leftovers()},
+            mm_outputs={**rows, **leftovers_by_request(self._index, self._step.leftovers)},
             spans=SpansByRequest(self._index, self._first, step.ends),
             key_spans=key_spans,
         )
@@ -242,17 +243,18 @@ class Merge:
         lengths = np.add.reduceat(counts, heads)
         return list(zip(out[heads].tolist(), page[heads].tolist(), lengths.tolist(), strict=True))
 
-    def _leftovers(self) -> dict[str, Mapping[str, object]]:
-        pack, layout = self._step.leftovers, self._layout
-        if pack is None:
-            return {}
-        starts = layout.page_offsets
-        ends = starts + layout.counts
-        return {
-            name: RowsByRequest(self._index, payload, starts, ends)
-            if isinstance(payload, torch.Tensor)
-            and payload.dim() >= 1
-            and payload.shape[0] == layout.num_rows
-            else SharedByRequest(self._index, payload)
-            for name, payload in pack.unpack().items()
-        }
+
+def leftovers_by_request(
+    index: RequestIndex, pack: LeftoverPack | None
+) -> dict[str, Mapping[str, object]]:
+    """The leftovers of a step: tensors with the step's rows cut, everything else whole (D7)."""
+    layout = index.layout
+    starts = layout.page_offsets
+    return {
+        name: RowsByRequest(index, payload, starts, starts + layout.counts)
+        if isinstance(payload, torch.Tensor)
+        and payload.dim() >= 1
+        and payload.shape[0] == layout.num_rows
+        else SharedByRequest(index, payload)
+        for name, payload in (pack.unpack() if pack is not None else {}).items()
+    }

@@ -140,7 +140,7 @@ class GatherTask(Operation):
 
     def run(self, mover: Mover) -> None:
         try:
-            mover.backend.gather_slots(self.key.rows, self._slots, self._out)
+            mover.gather(self.key.rows, self._slots, self._out)
             if len(self._zero_rows):
                 self._out[self._zero_rows] = np.zeros((), self._out.dtype)
             self._stats.rows_gathered += self._num_rows

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from slotmirror.core.backend import DeviceBackend, Fence
+from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import CacheFailedError, WaitTimeoutError, without_tracebacks
 from slotmirror.core.runtime import Runtime
@@ -33,7 +33,11 @@ class Mover(Protocol):
 
     @property
     def backend(self) -> DeviceBackend:
-        """The backend whose gather and scatter move rows."""
+        """The backend whose scatter moves rows."""
+        ...
+
+    def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
+        """`out[i] = pool[slots[i]]`, split among helper threads where that pays."""
         ...
 
     def wait_fence(self, fence: Fence) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.manager import PrefixCacheManager
+from slotmirror.core.mover_helpers import SPLIT_BYTES_MIN, MoverHelpers
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import ThreadRuntime
 from support.caches import Driver, firsts, rows
@@ -210,6 +212,64 @@ def test_builders_on_other_threads_deliver_every_row(committer: str) -> None:
     assert stats["rows_written"] == 800
     assert stats["pages_held"] == 0
     cache.shutdown()
+
+
+def test_mover_threads_split_a_large_gather_and_change_no_byte() -> None:
+    """A hit of 24 MiB on three threads: the rows in order, helpers started late and joined."""
+    threads: set[str] = set()
+
+    class Noting(CpuRefBackend):
+        def gather_slots(self, pool, slots, out):  # type: ignore[no-untyped-def]
+            threads.add(threading.current_thread().name)
+            super().gather_slots(pool, slots, out)
+
+    config = PrefixCacheConfig(
+        num_blocks=200, block_size=16, staging_capacity_tokens=3200, mover_threads=3
+    )
+    cache = PrefixCacheManager(config, Noting())
+    cache.register_policy(ModelCachePolicy())
+    tables = BlockTables(num_blocks=200, block_size=16)
+    hidden = torch.randn(3072, 2048)
+    cache.new_step_starts(
+        tables.step(
+            new=[AdmittedRequest("a", 0, range(192))],
+            num_scheduled_tokens={"a": 3072},
+            num_computed_tokens={"a": 0},
+        )
+    )
+    cache.discard_step(cache.save_outputs(hidden, {}, num_tokens_unpadded=3072))
+    cache.quiesce(60)
+    assert not threads
+    cache.new_step_starts(
+        tables.step(
+            new=[AdmittedRequest("b", 3072, range(193))],
+            num_scheduled_tokens={"b": 1},
+            num_computed_tokens={"b": 3072},
+        )
+    )
+    out = cache.materialize(cache.save_outputs(hidden[:1], {}, num_tokens_unpadded=1))
+    assert out.hidden_states is not None
+    assert torch.equal(out.hidden_states["b"], torch.cat([hidden, hidden[:1]]))
+    assert threads == {"slotmirror-committer", *(f"slotmirror-mover-helper-{i}" for i in (0, 1))}
+    cache.shutdown()
+
+
+def test_a_failing_helper_fails_the_gather_after_all_parts_have_ended() -> None:
+    """One helper's part raises: the step's gather fails, nobody writes to its buffer any more."""
+
+    class Failing(CpuRefBackend):
+        def gather_slots(self, pool, slots, out):  # type: ignore[no-untyped-def]
+            if threading.current_thread().name.startswith("slotmirror"):
+                raise OSError("torn")
+            super().gather_slots(pool, slots, out)
+
+    helpers = MoverHelpers(Failing(), ThreadRuntime(), 2)
+    pool = np.zeros(4, dtype="V1024")
+    slots = np.zeros(2 * SPLIT_BYTES_MIN // 1024, dtype=np.int64)
+    with pytest.raises(OSError, match="torn"):
+        helpers.gather(pool, slots, np.empty(len(slots), dtype="V1024"))
+    assert helpers._unfinished == 0
+    helpers.stop()
 
 
 def test_the_thread_runtime_refuses_foreign_locks() -> None:

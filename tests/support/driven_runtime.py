@@ -24,7 +24,7 @@ class DrivenLock:
     def __enter__(self) -> DrivenLock:
         if self.name != "task" and self.name in self._runtime.held:
             raise AssertionError(f"the {self.name} lock is taken twice: {self._runtime.held}")
-        order = ["manager", "log", "task"]
+        order = ["manager", "log", "task", "helpers"]
         if self._runtime.held and order.index(self._runtime.held[-1]) > order.index(self.name):
             raise AssertionError(f"{self.name} taken inside {self._runtime.held}")
         self._runtime.held.append(self.name)

@@ -1,0 +1,97 @@
+"""Helper threads among which one large gather is split by rows (`mover_threads`).
+
+The log's order stays: the mover takes part in the gather and goes on when all parts are done.
+Writes are not split, since of two rows for one slot the later must stay (H4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+from slotmirror.core.backend import DeviceBackend, HostRows, SlotIndex
+from slotmirror.core.errors import without_tracebacks
+from slotmirror.core.runtime import Runtime, Thread
+
+SPLIT_BYTES_MIN = 4 << 20
+"""Smaller gathers are over before a helper has woken."""
+
+
+class MoverHelpers:
+    """`threads - 1` helpers beside the mover; started with the first large gather (T7)."""
+
+    def __init__(self, backend: DeviceBackend, runtime: Runtime, threads: int) -> None:
+        self._backend = backend
+        self._runtime = runtime
+        self._threads = threads
+        self._changed = runtime.condition(runtime.lock("helpers"))
+        self._parts: deque[Callable[[], None]] = deque()
+        self._unfinished = 0
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._started: list[Thread] = []
+
+    def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
+        """`backend.gather_slots`, split if it is large; the mover's thread, without locks."""
+        parts = min(self._threads, len(slots) * out.itemsize // SPLIT_BYTES_MIN)
+        if parts < 2:
+            self._backend.gather_slots(pool, slots, out)
+            return
+        self._start()
+        ends = [len(slots) * number // parts for number in range(parts + 1)]
+        with self._changed:
+            for first, end in pairwise(ends[1:]):
+                self._parts.append(self._part(pool, slots[first:end], out[first:end]))
+            self._unfinished = parts - 1
+            self._failure = None
+            self._changed.notify_all()
+        own = self._part(pool, slots[: ends[1]], out[: ends[1]])
+        try:
+            own()
+        finally:
+            # Also when our part failed: the others still write to `out`.
+            self._await_parts()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the helpers and join them; the mover has ended."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._started:
+            thread.join()
+
+    def _part(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> Callable[[], None]:
+        return lambda: self._backend.gather_slots(pool, slots, out)
+
+    def _start(self) -> None:
+        while len(self._started) < self._threads - 1:
+            name = f"slotmirror-mover-helper-{len(self._started)}"
+            self._started.append(self._runtime.start_thread(name, self._main))
+
+    def _await_parts(self) -> None:
+        with self._changed:
+            while self._unfinished:
+                self._changed.wait()
+
+    def _main(self) -> None:
+        self._backend.bind_thread(self._backend.device)
+        while (part := self._take()) is not None:
+            failure: BaseException | None = None
+            try:
+                part()
+            except BaseException as error:
+                failure = without_tracebacks(error)
+            del part
+            with self._changed:
+                self._failure = self._failure or failure
+                self._unfinished -= 1
+                self._changed.notify_all()
+
+    def _take(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._parts and not self._stopped:
+                self._changed.wait()
+            return self._parts.popleft() if self._parts else None

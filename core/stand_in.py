@@ -1,0 +1,136 @@
+"""The cache of a rank that keeps no rows (G3): each step is delivered as it is.
+
+Tensor-parallel ranks hold replicas of the same rows, so one rank keeps them. On the others the
+engine's calls must still work: this stand-in has them, keeps a host copy of each step until it is
+consumed, and never merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from slotmirror.core.errors import CacheShutDownError, StepStateError, UnknownStepError
+from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.hit_planning import check_shape
+from slotmirror.core.hit_registry import HitSpans
+from slotmirror.core.key_spec import HIDDEN_KEY
+from slotmirror.core.leftovers import LeftoverPack
+from slotmirror.core.merge import (
+    RequestIndex,
+    RowsByRequest,
+    SpansByRequest,
+    StageOutputs,
+    leftovers_by_request,
+)
+from slotmirror.core.policy import ModelCachePolicy
+from slotmirror.core.slot_table import HitRows
+from slotmirror.core.split import split_outputs
+from slotmirror.core.step import StepLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KeptStep:
+    layout: StepLayout
+    rows: dict[str, torch.Tensor]
+    leftovers: LeftoverPack
+
+
+class StepRowsOnly:
+    """The calls of `PrefixCacheManager`, without a pool: hits deliver this step's rows alone.
+
+    Copies are synchronous. One thread at a time; a dictionary is all its state.
+    """
+
+    def __init__(self, policy: ModelCachePolicy) -> None:
+        self._policy = policy
+        self._open: StepLayout | None = None
+        self._steps: dict[int, _KeptStep] = {}
+        self._last_id = 0
+        self._closed = False
+
+    def new_step_starts(self, events: StepEvents) -> None:
+        """Note the step's layout; hits are ignored."""
+        self._check_usable()
+        check_shape(events)
+        nothing: Int64Array = np.empty(0, dtype=np.int64)
+        spans = HitSpans(nothing, nothing, nothing, nothing)
+        no_rows = HitRows(nothing, nothing, np.empty((0, 0), dtype=np.bool_))
+        self._open = StepLayout(events, spans, no_rows)
+
+    def save_outputs(
+        self,
+        hidden: torch.Tensor | None,
+        mm_outputs: Mapping[str, object],
+        *,
+        num_tokens_unpadded: int,
+        num_tokens_padded: int | None = None,
+        req_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Copy this step's outputs to the host; the same rules as the manager's."""
+        self._check_usable()
+        layout = self._open
+        if layout is None:
+            raise StepStateError("save_outputs without an open step: call new_step_starts first")
+        padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
+        layout.check_counts(num_tokens_unpadded, padded)
+        order = layout.row_order(req_ids)
+        split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, self._policy)
+        rows = {name: tensor.detach().to("cpu", copy=True) for name, tensor in split.rows.items()}
+        leftovers = LeftoverPack(split.leftovers)
+        arena = torch.empty(leftovers.num_bytes, dtype=torch.uint8)
+        for source, destination in leftovers.copies_into(arena):
+            destination.copy_(source)
+        layout.order_rows(order)
+        self._last_id += 1
+        self._steps[self._last_id] = _KeptStep(layout, rows, leftovers)
+        self._open = None
+        return self._last_id
+
+    def materialize(self, step_id: int, req_ids: Sequence[str] | None = None) -> StageOutputs:
+        """This step's rows of these requests, all by default; consumes the step."""
+        self._check_usable()
+        kept = self._take(step_id)
+        layout = kept.layout
+        index = RequestIndex(layout, req_ids)
+        ends = layout.page_offsets + layout.counts
+        rows = {
+            name: RowsByRequest(index, tensor, layout.page_offsets, ends)
+            for name, tensor in kept.rows.items()
+        }
+        hidden = rows.pop(HIDDEN_KEY, None)
+        return StageOutputs(
+            hidden_states=hidden,
+            mm_outputs={**rows, **leftovers_by_request(index, kept.leftovers)},
+            spans=SpansByRequest(index, layout.first, layout.ends),
+            key_spans={},
+        )
+
+    def discard_step(self, step_id: int) -> None:
+        """Consume a step without its rows."""
+        self._check_usable()
+        self._take(step_id)
+
+    def reset(self) -> None:
+        """Nothing is kept, so there is nothing to forget."""
+        self._check_usable()
+
+    def shutdown(self) -> None:
+        """Drop everything; twice is harmless."""
+        self._closed = True
+        self._steps.clear()
+
+    def _take(self, step_id: int) -> _KeptStep:
+        kept = self._steps.pop(step_id, None)
+        if kept is None:
+            given_out = 0 < step_id <= self._last_id
+            reason = "was already consumed" if given_out else "was never given out"
+            raise UnknownStepError(step_id, reason, list(self._steps))
+        return kept
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise CacheShutDownError("this cache was shut down; make a new one")
