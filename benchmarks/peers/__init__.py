@@ -1,0 +1,1 @@
+"""Published implementations that the benchmarks run beside ours, fetched, never copied."""
