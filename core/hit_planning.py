@@ -91,6 +91,8 @@ class HitPlanner:
 def missing_rows(layout: StepLayout, hidden: OpenKey | None) -> list[tuple[str, list[int]]]:
     """Requests whose hit spans lack hidden rows, with the absent slots (D5)."""
     hit_rows = layout.hit_rows
+    if not len(hit_rows.slots):
+        return []
     if hidden is None or hidden.index >= hit_rows.present.shape[1]:
         has_row = hit_rows.own_row >= 0
     else:

@@ -35,6 +35,11 @@ class HitSpans:
     slots: Int64Array
 
 
+_NOTHING: Int64Array = np.empty(0, dtype=np.int64)
+NO_SPANS = HitSpans(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+"""A step without hits: most of them, so nothing is computed for it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RegistryPlan:
     """What `HitRegistry.plan` decided; `apply` carries it out."""
@@ -158,6 +163,8 @@ class HitRegistry:
             end.append(tokens)
             block_base.append(len(blocks))
             blocks.extend(request.block_ids[: tokens // self._block_size])
+        if not requests:
+            return NO_SPANS
         starts = np.array(first, dtype=np.int64)
         lengths = np.array(end, dtype=np.int64) - starts
         positions = np.repeat(starts, lengths) + ranges(lengths)

@@ -143,7 +143,7 @@ class PrefixCacheManager:
         self._plane.committer.kick()
         self._stats.hits += layout.num_hits
         self._stats.hit_tokens += len(hit_rows.slots)
-        self._stats.own_step_hit_tokens += int((hit_rows.own_row >= 0).sum())
+        self._stats.own_step_hit_tokens += layout.num_own_hit_rows
 
     def save_outputs(
         self,

@@ -54,6 +54,9 @@ class SlotTable:
 
         Both arrays in range. Rows that the step itself writes lie on its own page (H1, H2).
         """
+        if not len(hit_slots):
+            no_keys = np.empty((0, self._num_keys), dtype=np.bool_)
+            return HitRows(slots=hit_slots, own_row=hit_slots, present=no_keys)
         self._step_row[step_slots] = np.arange(len(step_slots), dtype=np.int64)
         own_row = self._step_row[hit_slots]
         self._step_row[step_slots] = -1

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from slotmirror.core.errors import CacheShutDownError, StepStateError, UnknownStepError
-from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.events import StepEvents
 from slotmirror.core.hit_planning import check_shape
-from slotmirror.core.hit_registry import HitSpans
+from slotmirror.core.hit_registry import NO_SPANS
 from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.merge import (
@@ -56,10 +56,9 @@ class StepRowsOnly:
         """Note the step's layout; hits are ignored."""
         self._check_usable()
         check_shape(events)
-        nothing: Int64Array = np.empty(0, dtype=np.int64)
-        spans = HitSpans(nothing, nothing, nothing, nothing)
-        no_rows = HitRows(nothing, nothing, np.empty((0, 0), dtype=np.bool_))
-        self._open = StepLayout(events, spans, no_rows)
+        no_slots = NO_SPANS.slots
+        no_rows = HitRows(no_slots, no_slots, np.empty((0, 0), dtype=np.bool_))
+        self._open = StepLayout(events, NO_SPANS, no_rows)
 
     def save_outputs(
         self,

@@ -65,6 +65,11 @@ class StepLayout:
         return len(self.spans.request)
 
     @property
+    def num_own_hit_rows(self) -> int:
+        """Hit rows that this step itself computes."""
+        return int(np.count_nonzero(self.hit_rows.own_row >= 0))
+
+    @property
     def out_rows(self) -> int:
         """Rows of an output buffer."""
         return self.num_rows + len(self.hit_out_rows)
