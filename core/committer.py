@@ -54,6 +54,7 @@ class Committer:
         In inline mode a second thread that appends meanwhile leaves its operations to the first.
         """
         if not self._threaded:
+            self._backend.bind_thread(self._backend.device)
             self.drain()
         elif self._thread is None:
             self._thread = self._runtime.start_thread("slotmirror-committer", self._main)

@@ -43,7 +43,12 @@ class StepConsumers:
             outputs = merge.outputs()
         except BaseException:
             with self._lock:
-                self._steps.abort(step)
+                if not self._steps.abort(step):
+                    # Shut down meanwhile: the release is in the log before the step stops
+                    # counting as busy, so the shutdown waits for it.
+                    self._plane.log.append([self._plane.release_of(step)])
+                    self._steps.drop(step)
+            self._plane.committer.kick()
             self._plane.log.wake()
             raise
         with self._lock:

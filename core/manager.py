@@ -260,7 +260,7 @@ class PrefixCacheManager:
             self._closed = True
             self._abandon_open_step()
             self._log.append(self._closed_batch("shutdown"))
-            self._log.append([self._plane.release_of(step) for step in self._steps.take_idle()])
+            self._log.append([self._plane.release_of(step) for step in self._steps.close()])
         self._plane.committer.kick()
         self._plane.close(lambda: self._steps.num_consuming)
 

@@ -193,10 +193,8 @@ class Merge:
 
     def delivered(self, owners: Int64Array) -> tuple[Int64Array, Int64Array]:
         """The owners among `owners`, (R,), that got their rows, and the positions after them."""
-        ends = self._layout.ends
-        return (
-            (owners, ends) if self._wanted is None else (owners[self._wanted], ends[self._wanted])
-        )
+        which = slice(None) if self._wanted is None else self._wanted
+        return owners[which], self._step.ends[which]
 
     def _requests(self, indices: Int64Array) -> frozenset[str]:
         ids = self._layout.req_ids

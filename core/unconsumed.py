@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slotmirror.core.errors import (
+    CacheShutDownError,
     ReplayOrderError,
     RequestNotInStepError,
     StepStateError,
@@ -26,6 +27,7 @@ class UnconsumedSteps:
     def __init__(self) -> None:
         self._steps: dict[int, Step] = {}
         self._last_id = 0
+        self._closed = False
 
     def add(self, step: Step) -> int:
         """A step was saved; returns its id."""
@@ -45,6 +47,7 @@ class UnconsumedSteps:
 
     def begin(self, step_id: int, req_ids: Sequence[str] | None) -> Step:
         """Claim a step for the calling consumer; changes nothing when it raises."""
+        self._check_open()
         step = self._saved(step_id)
         if req_ids is not None and req_ids != step.layout.req_ids:
             absent = set(req_ids).difference(step.layout.req_ids)
@@ -59,9 +62,17 @@ class UnconsumedSteps:
         step.state = StepState.CONSUMING
         return step
 
-    def abort(self, step: Step) -> None:
-        """The consumer failed; the step may be consumed by another call."""
+    def abort(self, step: Step) -> bool:
+        """The consumer failed; the step may be consumed by another call.
+
+        False after `close`: nobody will consume it, and the caller must give it up.
+        """
         step.state = StepState.SAVED
+        return not self._closed
+
+    def drop(self, step: Step) -> None:
+        """The step was given up after `close`."""
+        del self._steps[step.step_id]
 
     def finish(self, step: Step, owners: Int64Array, ends: Int64Array) -> None:
         """These owners were delivered up to `ends`; the id is used up.
@@ -79,16 +90,22 @@ class UnconsumedSteps:
 
     def take(self, step_id: int) -> Step:
         """Remove a step that is to be discarded."""
+        self._check_open()
         step = self._saved(step_id)
         del self._steps[step_id]
         return step
 
-    def take_idle(self) -> list[Step]:
-        """Remove every step that no consumer is busy with."""
+    def close(self) -> list[Step]:
+        """Refuse further consumers; removes and returns every step that none is busy with."""
+        self._closed = True
         idle = [s for s in self._steps.values() if s.state is not StepState.CONSUMING]
         for step in idle:
             del self._steps[step.step_id]
         return idle
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CacheShutDownError("this cache was shut down; make a new manager")
 
     def _saved(self, step_id: int) -> Step:
         step = self._steps.get(step_id)

@@ -222,6 +222,18 @@ def test_L7_rejected_drafts_are_overwritten_and_never_delivered() -> None:
     assert firsts(out.hidden_states["b"]) == [0, 1, 2, 3, 4, 5, 106, 107, 9]
 
 
+def test_L7_a_resume_after_rejected_drafts_delivers_their_positions() -> None:
+    """Rejected drafts count as neither saved nor delivered: the resume gives their true rows."""
+    driver = Driver()
+    driver.run({"a": (0, 4)}, rows(0, 4), new={"a": (0, (0, 1))})
+    driver.start({"a": (4, 3)}, drafted=["a"])
+    step_id = driver.save(rows(4, 3))
+    driver.start({}, preempted=["a"], verified_positions={"a": 5})
+    assert delivered(driver, step_id, "a") == ((4, 5), [4])
+    driver.start({"a": (4, 3)}, resumed={"a": (4, (0, 2))})
+    assert delivered(driver, driver.save(rows(104, 3)), "a") == ((5, 7), [105, 106])
+
+
 def test_L7_requests_without_drafts_share_a_drafted_step() -> None:
     """Only the drafted request is trimmed."""
     driver = Driver()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from slotmirror.core.block_tables import BlockTables
+from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     CacheShutDownError,
+    MissingRowsError,
     RequestNotInStepError,
     RowLayoutError,
     StepStateError,
@@ -14,6 +20,8 @@ from slotmirror.core.errors import (
     UnknownStepError,
     WaitTimeoutError,
 )
+from slotmirror.core.events import AdmittedRequest
+from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
 from support.gated_backend import GatedBackend
@@ -190,6 +198,55 @@ def test_S3_shutdown_never_frees_a_page_under_an_unfinished_copy() -> None:
     driver.cache.shutdown()
     assert page.reserved_bytes > 0
     assert driver.cache.memory_stats()["staging_bytes"] == page.reserved_bytes
+
+
+def test_S3_a_consumer_that_fails_during_shutdown_gives_its_page_back() -> None:
+    """Shutdown begins while a materialize waits for the device; that call then fails."""
+    backend = GatedBackend()
+    config = PrefixCacheConfig(num_blocks=8, block_size=4)
+    cache = PrefixCacheManager(config, backend)
+    cache.register_policy(ModelCachePolicy())
+    cache.new_step_starts(
+        BlockTables(num_blocks=8, block_size=4).step(
+            new=[AdmittedRequest("bad", 4, (6, 1))],
+            num_scheduled_tokens={"bad": 1},
+            num_computed_tokens={"bad": 4},
+        )
+    )
+    step_id = cache.save_outputs(rows(0, 1), {}, num_tokens_unpadded=1)
+    waiting, closing = threading.Event(), threading.Event()
+    refused: list[Exception] = []
+
+    def wait_for_the_shutdown(_timeout_s: float) -> None:
+        waiting.set()
+        assert closing.wait(60)
+        backend.finish()
+
+    backend.on_wait = wait_for_the_shutdown
+    close = cache._plane.close
+
+    def announce_and_close(busy: Callable[[], int]) -> None:
+        closing.set()
+        close(busy)
+
+    cache._plane.close = announce_and_close  # type: ignore[method-assign]
+
+    def consume() -> None:
+        try:
+            cache.materialize(step_id)
+        except MissingRowsError as error:
+            refused.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert waiting.wait(60)
+    cache.shutdown()
+    consumer.join(60)
+    assert len(refused) == 1
+    assert cache.stats()["pages_held"] == 0
+    assert cache.memory_stats()["staging_bytes"] == 0
+    with pytest.raises(CacheShutDownError):
+        cache.materialize(step_id)
 
 
 def test_S3_quiesce_drains_the_log_and_is_bounded() -> None:

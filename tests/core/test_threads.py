@@ -66,6 +66,17 @@ def test_T2_a_builder_binds_its_thread_before_it_touches_the_device() -> None:
     assert driver.backend.calls[0] == "bind_thread"
 
 
+def test_T2_an_inline_mover_binds_the_thread_that_it_runs_on() -> None:
+    """A thread that only discards runs the mover inline: it is bound first (historical bug 19)."""
+    driver = Driver(committer="inline")
+    assert isinstance(driver.backend, LockCheckedBackend)
+    driver.start({"a": (0, 1)}, new={"a": (0, (0,))})
+    step_id = driver.save(rows(0, 1))
+    driver.backend.calls.clear()
+    driver.cache.discard_step(step_id)
+    assert driver.backend.calls[0] == "bind_thread"
+
+
 def test_T3_the_mover_never_takes_the_managers_lock_and_needs_no_page() -> None:
     """It works while another thread holds that lock and every page is taken."""
     driver = Driver(staging_depth=1)
@@ -217,9 +228,11 @@ def test_builders_on_other_threads_deliver_every_row(committer: str) -> None:
 def test_mover_threads_split_a_large_gather_and_change_no_byte() -> None:
     """A hit of 24 MiB on three threads: the rows in order, helpers started late and joined."""
     threads: set[str] = set()
+    all_three = threading.Barrier(3)
 
     class Noting(CpuRefBackend):
         def gather_slots(self, pool, slots, out):  # type: ignore[no-untyped-def]
+            all_three.wait(60)  # no part begins before every thread has one
             threads.add(threading.current_thread().name)
             super().gather_slots(pool, slots, out)
 
