@@ -1,0 +1,1 @@
+"""Stage models behind `base.StageModel`: integer fingerprints and a tiny transformer."""

@@ -1,0 +1,34 @@
+"""Figures as people read them."""
+
+GIB = 2**30
+MB = 10**6
+
+
+def gib(num_bytes: int) -> str:
+    """Binary gibibytes, two decimals."""
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def mb(num_bytes: int) -> str:
+    """Decimal megabytes, one decimal."""
+    return f"{num_bytes / MB:.1f} MB"
+
+
+def count(number: int) -> str:
+    """A whole number with its thousands apart."""
+    return f"{number:,}"
+
+
+def percent(share: float) -> str:
+    """A share of one in percent, two decimals."""
+    return f"{share:.2%}"
+
+
+def seconds(duration_s: float) -> str:
+    """A duration, two decimals."""
+    return f"{duration_s:.2f} s"
+
+
+def spoken(memory_class: str) -> str:
+    """`hit_output_bytes` as a person says it."""
+    return memory_class.removesuffix("_bytes").replace("_", " ")
