@@ -54,7 +54,7 @@ class Committer:
         In inline mode a second thread that appends meanwhile leaves its operations to the first.
         """
         if not self._threaded:
-            self._backend.bind_thread(self._backend.device)
+            self._bind()
             self.drain()
         elif self._thread is None:
             self._thread = self._runtime.start_thread("slotmirror-committer", self._main)
@@ -110,12 +110,16 @@ class Committer:
         return True
 
     def _main(self) -> None:
-        try:
-            self._backend.bind_thread(self._backend.device)
-        except BaseException as error:
-            self._log.poison(error, "binding the committer to its device")
+        self._bind()
         while (operation := self._log.take(block=True)) is not None:
             self._carry_out(operation)
+
+    def _bind(self) -> None:
+        """Bind the mover's thread; a failure poisons the log, whose operations are then dropped."""
+        try:
+            self._backend.bind_thread(self._backend.device)
+        except Exception as error:
+            self._log.poison(error, "binding the mover's thread to its device")
 
     def _carry_out(self, operation: Operation) -> None:
         dropped = self._log.poisoned

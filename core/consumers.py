@@ -51,13 +51,14 @@ class StepConsumers:
             self._plane.committer.kick()
             self._plane.log.wake()
             raise
+        # Before the step stops counting as busy: a shutdown then finds the page free (S3).
+        self._plane.transfer.let_go(step.saved_page)
         with self._lock:
             owners, ends = merge.delivered(step.owners)
             self._registry.note_delivered(owners, ends)
             self._registry.release(step.owners)
             self._steps.finish(step, owners, ends)
             self._stats.steps_materialized += 1
-        self._plane.transfer.let_go(step.saved_page)
         return outputs
 
     def discard(self, step_id: int) -> None:

@@ -48,7 +48,7 @@ class BounceBuffers:
     def __init__(self, config: PrefixCacheConfig, backend: DeviceBackend) -> None:
         self._chunk_bytes = config.copy_chunk_bytes
         self._backend = backend
-        self._pair: tuple[_Bounce, _Bounce] | None = None
+        self._made: list[_Bounce] = []
         self.stream = OwnStream(backend)
 
     def allocate(self, spec: KeySpec) -> None:
@@ -62,8 +62,8 @@ class BounceBuffers:
                 self._chunk_bytes,
                 f"must hold one row of the deferred key {spec}: {spec.row_bytes} B",
             )
-        if self._pair is None:
-            self._pair = (self._new(), self._new())
+        while len(self._made) < 2:
+            self._made.append(self._new())
 
     def _new(self) -> _Bounce:
         pinned = self._backend.capabilities.pinned_host
@@ -77,18 +77,18 @@ class BounceBuffers:
     @property
     def pair(self) -> tuple[_Bounce, _Bounce]:
         """The two buffers; `allocate` comes first."""
-        if self._pair is None:
-            raise ConfigError("copy_chunk_bytes", self._chunk_bytes, "no deferred key is open")
-        return self._pair
+        if len(self._made) < 2:
+            raise InternalError("a deferred write without bounce buffers: no deferred key is open")
+        return self._made[0], self._made[1]
 
     @property
     def reserved_bytes(self) -> int:
         """Host bytes held, allocator rounding included."""
-        return sum(bounce.buffer.reserved_bytes for bounce in self._pair or ())
+        return sum(bounce.buffer.reserved_bytes for bounce in self._made)
 
     def close(self) -> None:
         """Give the memory back, except where a copy may still run."""
-        for bounce in self._pair or ():
+        for bounce in self._made:
             if not bounce.launched:
                 bounce.buffer.close()
 

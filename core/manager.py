@@ -258,6 +258,7 @@ class PrefixCacheManager:
             if self._closed:
                 return
             self._closed = True
+            self._drafted = None
             self._abandon_open_step()
             self._log.append(self._closed_batch("shutdown"))
             self._log.append([self._plane.release_of(step) for step in self._steps.close()])

@@ -39,27 +39,34 @@ class PageHold:
     let_go: LetGo
     clones: tuple[torch.Tensor, ...] = ()
     launched: bool = True
-    _stranded: bool = False
+    _landed: bool = False
 
     def arrive(self, mover: Mover) -> None:
         """Wait until the page's copy has run, then free the clones.
 
-        A copy that failed has ended too. One that was given up on may still write some day:
-        page and clones are then kept for ever.
+        A copy that failed has ended too. One that a shutdown gave up on may still write some day,
+        and an interrupt of this thread says nothing about the copy at all.
         """
         try:
             if self.launched:
                 mover.wait_fence(self.page.fence)
+            self._landed = True
         except CopyAbandonedError:
-            self._stranded = True
+            raise
+        except Exception:
+            self._landed = True
+            raise
+        except BaseException:
+            mover.wait_fence(self.page.fence)
+            self._landed = True
             raise
         finally:
-            if not self._stranded:
+            if self._landed:
                 self.clones = ()
 
     def release(self) -> None:
-        """Drop the hold, unless the copy may still run."""
-        if not self._stranded:
+        """Drop the hold. Page and clones of a copy that may still run are kept for ever."""
+        if self._landed:
             self.let_go(self.page)
 
 

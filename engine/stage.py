@@ -35,6 +35,10 @@ BUILDER_TIMEOUT_S = 300.0
 """The longest the engine waits for its builder, which itself may wait for the device."""
 
 
+_BOUNCE_BYTES = 1 << 20
+"""The models here have small rows; the default would take more memory than the pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageRequest:
     """One request for one stage.
@@ -87,6 +91,7 @@ class Stage:
                 staging_depth=staging_depth,
                 staging_capacity_tokens=config.max_batched_tokens,
                 committer=committer,
+                copy_chunk_bytes=_BOUNCE_BYTES,
             ),
             backend,
         )

@@ -279,6 +279,59 @@ class _Nothing(Operation):
         return "nothing"
 
 
+def test_W5_an_interrupted_wait_frees_nothing_under_the_running_copy() -> None:
+    """Ctrl-C in an inline fence wait: clones and page are kept until the copy has run (bug 31)."""
+    backend = GatedBackend()
+    driver = Driver(backend=backend, committer="inline")
+    waits: list[int] = []
+
+    def interrupt_once(_timeout_s: float) -> None:
+        waits.append(driver.cache.stats()["pages_held"])  # type: ignore[arg-type]
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        backend.finish()
+
+    backend.on_wait = interrupt_once
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    with pytest.raises(KeyboardInterrupt):
+        driver.save(rows(0, 4))
+    assert waits == [1, 1]
+    driver.cache.shutdown()
+    assert driver.cache.stats()["pages_held"] == 0
+
+
+def test_W5_an_inline_mover_that_cannot_bind_fails_the_cache_not_the_call() -> None:
+    """The save has happened: its id is returned, the failure comes from the next entry (C3)."""
+    driver = Driver(committer="inline")
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    broken(driver, "bind_thread", OSError("no such device"))
+    step_id = driver.save(rows(0, 4))
+    with pytest.raises(CacheFailedError, match="no such device"):
+        driver.cache.materialize(step_id)
+
+
+def test_W2_a_second_bounce_buffer_that_cannot_be_had_loses_no_memory() -> None:
+    """The first buffer is kept for the retry."""
+    policy = ModelCachePolicy(needs_full_hidden_states=False, deferred_keys=frozenset({"codes"}))
+    driver = Driver(policy=policy, copy_chunk_bytes=100)
+    allocate = driver.backend.alloc_host
+    sizes: list[int] = []
+
+    def refuse_second(shape, dtype, *, pinned):  # type: ignore[no-untyped-def]
+        sizes.append(shape[0])
+        if len(sizes) == 2:
+            raise MemoryError("no host memory")
+        return allocate(shape, dtype, pinned=pinned)
+
+    driver.backend.alloc_host = refuse_second  # type: ignore[method-assign]
+    driver.start({"a": (0, 1)}, new={"a": (0, (0,))})
+    with pytest.raises(MemoryError):
+        driver.save(None, {"codes": rows(0, 1)}, num_tokens_unpadded=1)
+    driver.cache.materialize(driver.save(None, {"codes": rows(0, 1)}, num_tokens_unpadded=1))
+    assert sizes.count(100) == 3
+    assert driver.cache.memory_stats()["bounce_bytes"] == 200
+
+
 def test_a_mover_that_dies_poisons_the_log() -> None:
     """Even SystemExit inside an operation is recorded; nobody waits for a dead thread."""
     driver = Driver()
