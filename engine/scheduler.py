@@ -184,11 +184,12 @@ class Scheduler:
         """Take in a step's sampled tokens; steps must come back in the order of `schedule`.
 
         A request still in its prompt must have none. Requests aborted meanwhile are passed over.
-        Raises ValueError, changing nothing, for tokens of a request that this step did not
-        schedule or that is still prefilling.
+        Raises ValueError, changing nothing, for a step that is not the oldest in flight, and for
+        tokens of a request that it did not schedule or that is still prefilling.
         """
         self._check_sampled(output, sampled_token_ids)
         if output.num_scheduled_tokens:
+            self._state.fence.check_is_next(output.num_scheduled_tokens.keys())
             self._state.fence.step_came_back()
         results = []
         for req_id in output.num_scheduled_tokens:

@@ -1,7 +1,7 @@
 """Blocks of requests that end while a step still writes them (public issue 45357)."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from slotmirror.kvcache.manager import KVCacheManager
 from slotmirror.kvcache.request import Request
@@ -28,6 +28,14 @@ class StepFence:
         step = frozenset(req_ids)
         if step:
             self._steps.append(step)
+
+    def check_is_next(self, req_ids: Set[str]) -> None:
+        """Raise ValueError unless the oldest step in flight computes these requests."""
+        if not self._steps or self._steps[0] != req_ids:
+            raise ValueError(
+                f"a step of requests {sorted(req_ids)} is not the oldest in flight: every step "
+                "comes back once, in the order of schedule"
+            )
 
     def step_came_back(self) -> None:
         """The oldest step in flight has written all it will."""

@@ -110,3 +110,20 @@ def test_tokens_that_cannot_be(sampled, message):
         scheduler.update_from_output(output, sampled | {"short": [1]})
     (result,) = scheduler.update_from_output(output, {"short": [1]}).outputs
     assert result.new_token_ids == [1]
+
+
+def test_steps_come_back_once_and_in_order():
+    """A step that overtakes another, or comes twice, is refused; the right one still counts."""
+    scheduler = make_scheduler(max_num_batched_tokens=4, max_num_seqs=1)
+    scheduler.add_request(Request("a", range(8)))
+    scheduler.add_request(Request("b", range(50, 54)))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.abort_request("a")
+    third = scheduler.schedule()
+    assert list(third.num_scheduled_tokens) == ["b"]
+    with pytest.raises(ValueError, match=r"a step of requests \['b'\] is not the oldest"):
+        scheduler.update_from_output(third, {"b": [7]})
+    for step, sampled in ((first, {}), (second, {}), (third, {"b": [7]})):
+        scheduler.update_from_output(step, sampled)
+    with pytest.raises(ValueError, match="comes back once"):
+        scheduler.update_from_output(third, {"b": [7]})
