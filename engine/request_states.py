@@ -12,7 +12,7 @@ import torch
 
 from slotmirror.engine.errors import EngineError
 from slotmirror.engine.models.base import Int64Array
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.output import SchedulerOutput
 from slotmirror.kvcache.request_params import MultimodalFeature
 
 

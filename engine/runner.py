@@ -13,7 +13,7 @@ import torch
 from slotmirror.engine.encoder_outputs import EncoderOutputs
 from slotmirror.engine.models.base import HIDDEN_KEY, StageModel
 from slotmirror.engine.request_states import RequestState, RequestStates
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.output import SchedulerOutput
 from slotmirror.engine.step_batches import make_batch
 
 PADDING_TOKENS = 8

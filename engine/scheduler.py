@@ -7,20 +7,20 @@ tokens catch up with its known ones, within the step's budget. Owned by one thre
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from slotmirror.engine.request_queue import create_request_queue
-from slotmirror.engine.scheduler_admission import check_length
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_encoder import EncoderScheduler
-from slotmirror.engine.scheduler_fence import StepFence
-from slotmirror.engine.scheduler_output import (
+from slotmirror.engine.scheduling.admission import check_length
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.encoder import EncoderScheduler
+from slotmirror.engine.scheduling.fence import StepFence
+from slotmirror.engine.scheduling.output import (
     RequestOutput,
     SchedulerOutput,
     SchedulerStats,
     StepResult,
 )
-from slotmirror.engine.scheduler_output_builder import build_output
-from slotmirror.engine.scheduler_state import SchedulerState
-from slotmirror.engine.scheduler_step import StepScheduler
+from slotmirror.engine.scheduling.output_builder import build_output
+from slotmirror.engine.scheduling.request_queue import create_request_queue
+from slotmirror.engine.scheduling.state import SchedulerState
+from slotmirror.engine.scheduling.step import StepScheduler
 from slotmirror.kvcache.block_hashing import make_block_hasher
 from slotmirror.kvcache.events import KVEventLog
 from slotmirror.kvcache.manager import KVCacheManager

@@ -24,8 +24,8 @@ from slotmirror.engine.pipeline_types import CommitterKind, StageConfig, StageRe
 from slotmirror.engine.request_states import RequestState
 from slotmirror.engine.runner import ExecutedStep, Runner
 from slotmirror.engine.scheduler import Scheduler
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.output import SchedulerOutput
 from slotmirror.engine.stage_counters import StageCounters
 from slotmirror.engine.stage_output import StageOutput
 from slotmirror.engine.step_translation import StepTranslator

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.output import SchedulerOutput
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import torch
 from slotmirror.engine.encoder_outputs import EncoderOutputs
 from slotmirror.engine.models.base import Int64Array, StepBatch
 from slotmirror.engine.request_states import RequestState, block_tables
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.output import SchedulerOutput
 
 
 def make_batch(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.events import AdmittedRequest, StepEvents
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.output import SchedulerOutput
 from slotmirror.kvcache.block_pool import BlockIds
 
 

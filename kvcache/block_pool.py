@@ -174,8 +174,10 @@ class BlockPool:
         if num_used:
             _log.warning("prefix cache not reset: %d blocks are in use", num_used)
             return False
-        for group in (*self._first_block, *self._copies):
-            group.clear()
+        for first_block in self._first_block:
+            first_block.clear()
+        for copies in self._copies:
+            copies.clear()
         self.block_hashes = [None] * self.num_blocks
         if self._observer is not None:
             self._observer.on_reset()

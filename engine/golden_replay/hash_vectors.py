@@ -92,7 +92,8 @@ def _build_request(vector: Recorded) -> Request:
 def _tokens(vector: Recorded) -> list[int] | None:
     rule = vector.get("tokens_rule")
     if rule is None:
-        return vector["tokens"]
+        tokens: list[int] | None = vector["tokens"]
+        return tokens
     match = _TOKEN_RULE.fullmatch(rule)
     if match is None:
         raise ValueError(f"vector {vector['name']!r}: tokens_rule {rule!r} is not understood")

@@ -8,8 +8,8 @@ from slotmirror.engine.golden_replay.recording import (
     trace_hasher,
 )
 from slotmirror.engine.scheduler import Scheduler
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_output import SchedulerOutput, StepResult
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.output import SchedulerOutput, StepResult
 from slotmirror.kvcache.hash_functions import KeyFormat
 from slotmirror.kvcache.request import Request, SamplingParams
 

@@ -10,8 +10,8 @@ from slotmirror.engine.encoder_outputs import EncoderOutputs
 from slotmirror.engine.models.fingerprint import FingerprintModel
 from slotmirror.engine.request_states import RequestState, RequestStates
 from slotmirror.engine.scheduler import Scheduler
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_output import (
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.output import (
     CachedRequestData,
     NewRequestData,
     SchedulerOutput,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotmirror.engine.encoder_cache import EncoderCacheManager
+from slotmirror.engine.scheduling.encoder_cache import EncoderCacheManager
 from slotmirror.kvcache.request import MultimodalFeature, Request, SamplingParams
 from support.kv_builders import SchedulerRun
 

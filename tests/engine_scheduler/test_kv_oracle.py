@@ -2,9 +2,9 @@
 
 import pytest
 
-from slotmirror.engine.request_queue import SchedulingPolicy
 from slotmirror.engine.scheduler import Scheduler
-from slotmirror.engine.scheduler_config import SchedulerConfig
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.request_queue import SchedulingPolicy
 from slotmirror.kvcache.manager import KVCacheManager
 from slotmirror.kvcache.request import Request, SamplingParams
 from slotmirror.kvcache.specs import FullAttentionSpec, KVCacheGroupSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotmirror.engine.request_queue import SchedulingPolicy, create_request_queue
+from slotmirror.engine.scheduling.request_queue import SchedulingPolicy, create_request_queue
 from slotmirror.kvcache.request import Request
 
 

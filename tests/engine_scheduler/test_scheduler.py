@@ -271,7 +271,7 @@ def test_issue_a_watermark_saves_preemptions(issue):
 def test_non_causal_groups_switch_caching_and_chunks_off():
     """Bidirectional attention: no hasher, no hits, prompts whole."""
     from slotmirror.engine.scheduler import Scheduler
-    from slotmirror.engine.scheduler_config import SchedulerConfig
+    from slotmirror.engine.scheduling.config import SchedulerConfig
 
     config = SchedulerConfig(num_blocks=32, block_size=4, max_num_batched_tokens=16)
     scheduler = Scheduler(config, [KVCacheGroupSpec(FullAttentionSpec(4, non_causal=True))])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotmirror.engine.scheduler_config import SchedulerConfig
+from slotmirror.engine.scheduling.config import SchedulerConfig
 from slotmirror.kvcache.request import MultimodalFeature, Request, SamplingParams
 from support.kv_builders import make_scheduler, run_to_end
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slotmirror.engine.scheduler import Scheduler
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_output import RequestOutput, SchedulerOutput
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.output import RequestOutput, SchedulerOutput
 from slotmirror.kvcache.block_hashing import RequestBlockHasher
 from slotmirror.kvcache.block_pool import BlockIds
 from slotmirror.kvcache.hash_functions import KeyFormat, get_hash_function, init_start_value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from slotmirror.engine.scheduler_output import SchedulerOutput
+from slotmirror.engine.scheduling.output import SchedulerOutput
 from slotmirror.kvcache.block_pool import BlockIds
 from slotmirror.kvcache.request import Request
 from slotmirror.kvcache.specs import KVCacheGroupSpec

@@ -9,9 +9,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slotmirror.engine.request_queue import SchedulingPolicy
 from slotmirror.engine.scheduler import Scheduler
-from slotmirror.engine.scheduler_config import SchedulerConfig
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.request_queue import SchedulingPolicy
 from slotmirror.kvcache.hash_functions import KeyFormat
 from slotmirror.kvcache.manager import KVCacheManager
 from slotmirror.kvcache.request import LoRARequest, MultimodalFeature, Request, SamplingParams

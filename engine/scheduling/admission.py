@@ -1,6 +1,6 @@
 """Requests that could never run are refused when they are submitted (public issue 39734)."""
 
-from slotmirror.engine.scheduler_config import SchedulerConfig
+from slotmirror.engine.scheduling.config import SchedulerConfig
 from slotmirror.kvcache.manager import KVCacheManager
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slotmirror.engine.request_queue import SchedulingPolicy
+from slotmirror.engine.scheduling.request_queue import SchedulingPolicy
 from slotmirror.kvcache.hash_functions import HASH_FUNCTIONS, KeyFormat
 from slotmirror.kvcache.specs import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from slotmirror.engine.request_queue import RequestQueue
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_encoder import EncoderScheduler
-from slotmirror.engine.scheduler_fence import StepFence
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.encoder import EncoderScheduler
+from slotmirror.engine.scheduling.fence import StepFence
+from slotmirror.engine.scheduling.request_queue import RequestQueue
 from slotmirror.kvcache.manager import KVCacheManager
 from slotmirror.kvcache.request import Request, RequestStatus
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slotmirror.engine.encoder_cache import EncoderCacheManager
-from slotmirror.engine.scheduler_config import SchedulerConfig
-from slotmirror.engine.scheduler_plan import StepPlan
+from slotmirror.engine.scheduling.config import SchedulerConfig
+from slotmirror.engine.scheduling.encoder_cache import EncoderCacheManager
+from slotmirror.engine.scheduling.plan import StepPlan
 from slotmirror.kvcache.request import Request
 from slotmirror.kvcache.request_params import MultimodalFeature
 

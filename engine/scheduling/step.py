@@ -1,8 +1,8 @@
 """One scheduling pass: who gets how many tokens (spec kv 6)."""
 
-from slotmirror.engine.request_queue import SchedulingPolicy
-from slotmirror.engine.scheduler_plan import StepPlan
-from slotmirror.engine.scheduler_state import SchedulerState
+from slotmirror.engine.scheduling.plan import StepPlan
+from slotmirror.engine.scheduling.request_queue import SchedulingPolicy
+from slotmirror.engine.scheduling.state import SchedulerState
 from slotmirror.kvcache.block_pool import BlockIds
 from slotmirror.kvcache.request import Request, RequestStatus
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Set
 
-from slotmirror.engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
-from slotmirror.engine.scheduler_plan import StepPlan
-from slotmirror.engine.scheduler_state import SchedulerState
+from slotmirror.engine.scheduling.output import CachedRequestData, NewRequestData, SchedulerOutput
+from slotmirror.engine.scheduling.plan import StepPlan
+from slotmirror.engine.scheduling.state import SchedulerState
 from slotmirror.kvcache.request import Request
 
 
