@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from slotmirror.core.backend import DeviceBackend, HostBuffer, HostRows
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.host_rows import as_host_rows
 from slotmirror.core.key_spec import KeySpec
 
 
@@ -18,11 +19,13 @@ from slotmirror.core.key_spec import KeySpec
 class OpenKey:
     """A key that has rows.
 
-    `index` is its column in the slot table; `rows` its `(num_slots,)` rows, for the committer.
+    `index` is its column in the slot table. For the mover: `tensor` is its
+    `(num_slots, *trailing_shape)` memory, `rows` the same as `(num_slots,)` opaque rows.
     """
 
     spec: KeySpec
     index: int
+    tensor: torch.Tensor
     rows: HostRows
 
 
@@ -34,7 +37,7 @@ class BlockPool:
         self._backend = backend
         self._buffers: dict[str, HostBuffer] = {}
 
-    def allocate(self, spec: KeySpec) -> HostRows:
+    def allocate(self, spec: KeySpec) -> torch.Tensor:
         """Memory for `num_slots` rows of the key; repeated calls give the same."""
         if spec.name not in self._buffers:
             self._buffers[spec.name] = self._backend.alloc_host(
@@ -42,7 +45,7 @@ class BlockPool:
                 spec.dtype,
                 pinned=self._config.pin_pool,
             )
-        return as_host_rows(self._buffers[spec.name].tensor)
+        return self._buffers[spec.name].tensor
 
     @property
     def bytes_by_key(self) -> dict[str, int]:

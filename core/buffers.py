@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slotmirror.core.backend import HostRows
+from slotmirror.core.backend import DeviceBackend, HostRows
 from slotmirror.core.errors import HostMemoryLimitError
 from slotmirror.core.key_spec import KeySpec
 
@@ -29,9 +29,13 @@ _KEPT_PER_SIZE = 8
 
 
 class OutputBuffers:
-    """Memory for outputs, by size class. Any thread; no lock."""
+    """Memory for outputs, by size class. Any thread; no lock.
 
-    def __init__(self) -> None:
+    `backend`, if given, page-locks what is recycled.
+    """
+
+    def __init__(self, backend: DeviceBackend | None = None) -> None:
+        self._backend = backend
         self._free: dict[int, deque[Lease]] = {}
 
     def lease(self, num_bytes: int, on_death: Callable[[], object] | None = None) -> Lease:
@@ -45,7 +49,7 @@ class OutputBuffers:
         try:
             memory = free.pop()
         except IndexError:
-            memory = np.empty(size, dtype=np.uint8)
+            memory = self._new(size)
         # A view's base collapses to the array that owns the memory, unless a foreign object
         # stands between: through the memoryview every view holds the lease itself.
         foreign = memoryview(memory)  # type: ignore[arg-type]  # arrays are buffers since 3.12's typing
@@ -55,6 +59,14 @@ class OutputBuffers:
         if on_death is not None:
             weakref.finalize(lease, on_death).atexit = False
         return lease
+
+    def _new(self, size: int) -> Lease:
+        if self._backend is None or size < _RECYCLED_BYTES_MIN:
+            return np.empty(size, dtype=np.uint8)
+        # The array keeps the buffer's tensor, and so its memory, alive; nobody closes it.
+        buffer = self._backend.alloc_host((size,), torch.uint8, pinned=True)
+        memory: Lease = buffer.tensor.numpy()
+        return memory
 
     @property
     def idle_bytes(self) -> int:

@@ -26,6 +26,9 @@ class PrefixCacheConfig:
     host_memory_limit_bytes    no key is opened beyond it; None: no limit
     hit_buffer_bytes_max       bytes of hit outputs that may be alive at once; None: no limit
     pin_pool                   page-lock the pool too
+    pin_outputs                page-lock output buffers, for consumers on the device
+    direct_capture_rows_min    with pin_pool, runs of at least so many neighbouring slots are copied
+                               from the device straight into the pool; None: never (the default)
     mover_threads              threads among which one large operation is split
     prefetch                   read hits at the start of the step; off: at its save
     committer                  "threaded", or "inline": operations run where they are appended
@@ -42,6 +45,8 @@ class PrefixCacheConfig:
     host_memory_limit_bytes: int | None = None
     hit_buffer_bytes_max: int | None = None
     pin_pool: bool = False
+    pin_outputs: bool = False
+    direct_capture_rows_min: int | None = None
     mover_threads: int = 1
     prefetch: bool = True
     committer: Literal["threaded", "inline"] = "threaded"
@@ -49,6 +54,12 @@ class PrefixCacheConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, getattr(self, field.name))
+        if self.direct_capture_rows_min is not None and not self.pin_pool:
+            raise ConfigError(
+                "direct_capture_rows_min",
+                self.direct_capture_rows_min,
+                "must be None unless pin_pool is set: the device copies into page-locked memory",
+            )
 
     @property
     def num_slots(self) -> int:
@@ -56,9 +67,9 @@ class PrefixCacheConfig:
         return self.num_blocks * self.block_size
 
 
-_OPTIONAL_COUNTS = ("host_memory_limit_bytes", "hit_buffer_bytes_max")
+_OPTIONAL_COUNTS = ("host_memory_limit_bytes", "hit_buffer_bytes_max", "direct_capture_rows_min")
 _SECONDS = ("staging_claim_timeout_s", "device_wait_timeout_s")
-_FLAGS = ("pin_pool", "prefetch")
+_FLAGS = ("pin_pool", "pin_outputs", "prefetch")
 
 
 def _check(field: str, value: object) -> None:

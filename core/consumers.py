@@ -31,7 +31,9 @@ class StepConsumers:
         self._plane = plane
         self._stats = stats
 
-    def materialize(self, step_id: int, req_ids: Sequence[str] | None) -> StageOutputs:
+    def materialize(
+        self, step_id: int, req_ids: Sequence[str] | None, *, device: bool
+    ) -> StageOutputs:
         """See `PrefixCacheManager.materialize`."""
         wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
         with self._lock:
@@ -39,7 +41,8 @@ class StepConsumers:
         try:
             self._plane.await_rows(step, self._steps.ids)
             _check_hidden_rows(step, wanted)
-            merge = Merge(step, wanted, self._plane.buffers)
+            target = self._plane.device_outputs if device else None
+            merge = Merge(step, wanted, self._plane.buffers, target)
             outputs = merge.outputs()
         except BaseException:
             with self._lock:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from slotmirror.core.backend import DeviceBackend
-from slotmirror.core.block_pool import BlockPool
+from slotmirror.core.block_pool import BlockPool, OpenKey
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred import ClosedBatch, DeviceBudget
 from slotmirror.core.deferred_write import BounceBuffers, DeferredWriteTask
+from slotmirror.core.device_outputs import DeviceOutputs
+from slotmirror.core.direct_capture import DirectCapture, DirectCopier
 from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
 from slotmirror.core.events import Int64Array
 from slotmirror.core.operations import PageHold, ReleaseTask, WriteTask
@@ -41,8 +43,10 @@ class DataPlane:
         self.committer = Committer(self.log, backend, config, runtime, stats)
         self.ring = StagingRing(config, backend)
         self.pool = BlockPool(config, backend)
-        self.buffers = OutputBuffers()
+        self.buffers = OutputBuffers(backend if config.pin_outputs else None)
+        self.device_outputs = DeviceOutputs(backend)
         self.meter = HitBufferMeter(config.hit_buffer_bytes_max)
+        self.copier = DirectCopier(backend)
         self.bounces = BounceBuffers(config, backend)
         self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
         self.transfer = PageTransfer(
@@ -63,7 +67,20 @@ class DataPlane:
         hold = PageHold(staged.page, self.transfer.let_go, staged.clones, staged.launched)
         progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
         progress.advance(TaskState.QUEUED)
-        return [WriteTask(step.step_id, keys, slots, hold, progress, self._stats)]
+        direct = self._direct_capture(keys, staged, slots)
+        return [WriteTask(step.step_id, keys, slots, hold, progress, self._stats, direct)]
+
+    def _direct_capture(
+        self, keys: tuple[OpenKey, ...], staged: StagedStep, slots: Int64Array
+    ) -> DirectCapture | None:
+        """The part of a write that skips the page; only clones may be read that late."""
+        rows_min = self._config.direct_capture_rows_min
+        if rows_min is None or not self._backend.capabilities.async_copy:
+            return None
+        clones = {k: staged.sources[k.spec.name] for k in keys if k.spec.name in staged.sources}
+        if len(clones) < len(keys):
+            return None
+        return DirectCapture(self.copier, self.transfer.stream.get(), clones, slots, rows_min)
 
     def deferred_write_of(self, batch: ClosedBatch) -> DeferredWriteTask:
         """The write of a closed batch; to be appended at once."""
@@ -133,7 +150,8 @@ class DataPlane:
             self.pool.close()
             self.bounces.close()
         self.ring.close()
-        self.buffers.clear()
+        if self.device_outputs.wait(self._config.device_wait_timeout_s):
+            self.buffers.clear()
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""

@@ -207,16 +207,20 @@ class PrefixCacheManager:
 
     # -- any thread -------------------------------------------------------------------------
 
-    def materialize(self, step_id: int, req_ids: Sequence[str] | None = None) -> StageOutputs:
+    def materialize(
+        self, step_id: int, req_ids: Sequence[str] | None = None, *, device: bool = False
+    ) -> StageOutputs:
         """The outputs of these requests, all by default; consumes the step for all (S2).
 
         Waits, bounded, for the step's copy and its reads (T2, W6). Raises `MissingRowsError` (D5),
         `GatherFailedError` (W5), `ReplayOrderError` (L3), `WaitTimeoutError`, `UnknownStepError`,
         `RequestNotInStepError`; then nothing was delivered and the step is unconsumed.
-        Returned tensors are the caller's, and share one buffer per key.
+        Returned tensors are the caller's, and share one buffer per key. With `device` rows lie on
+        the device once `arrival` is reached (`NotSupported` where the backend cannot); leftovers
+        stay on the host.
         """
         self._check_usable()
-        return self._consumers.materialize(step_id, req_ids)
+        return self._consumers.materialize(step_id, req_ids, device=device)
 
     def discard_step(self, step_id: int) -> None:
         """Consume a step without its rows; they stay in the pool, undelivered (L3, S3)."""

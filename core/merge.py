@@ -14,8 +14,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from slotmirror.core.backend import HostRows
+from slotmirror.core.backend import Fence, HostRows
 from slotmirror.core.buffers import OutputBuffers, rows_tensor, rows_view
+from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.events import Int64Array
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.leftovers import LeftoverPack
@@ -125,12 +126,14 @@ class StageOutputs:
     mm_outputs     key → req_id → payload: rows, a leftover's slice, or a whole leftover
     spans          req_id → (first, end): the positions that the rows stand for
     key_spans      the same, for keys of which only the hit rows exist in this step (D6)
+    arrival        with `device=True`: the fence behind the copies; let your stream wait for it
     """
 
     hidden_states: Mapping[str, torch.Tensor] | None
     mm_outputs: dict[str, Mapping[str, object]]
     spans: Mapping[str, Span]
     key_spans: dict[str, Mapping[str, Span]]
+    arrival: Fence | None = None
 
 
 class Merge:
@@ -141,7 +144,10 @@ class Merge:
         step: Step,
         req_ids: Sequence[str] | None,
         buffers: OutputBuffers,
+        device: DeviceOutputs | None = None,
     ) -> None:
+        self._device = device
+        self._arrival: Fence | None = None
         self._step = step
         self._layout = step.layout
         self._buffers = buffers
@@ -170,7 +176,7 @@ class Merge:
         rows: dict[str, Mapping[str, torch.Tensor]] = {}
         key_spans: dict[str, Mapping[str, Span]] = {}
         for key in step.saved_keys:
-            base = self._saved_rows(key.spec)
+            base = self._sent(self._saved_rows(key.spec))
             rows[key.spec.name] = RowsByRequest(self._index, base, self._starts, ends)
         for name, gather in step.gathers.items():
             if name in rows:
@@ -179,7 +185,7 @@ class Merge:
             only = self._requests(layout.spans_present(present))
             hit_end = layout.out_offsets + layout.hit_lengths
             starts = np.minimum(self._starts, hit_end)
-            base = rows_tensor(gather.lease, gather.key.spec)
+            base = self._sent(rows_tensor(gather.lease, gather.key.spec))
             rows[name] = RowsByRequest(self._index, base, starts, hit_end, only)
             first = np.minimum(self._first, layout.first)
             key_spans[name] = SpansByRequest(self._index, first, layout.first, only)
@@ -189,7 +195,15 @@ class Merge:
             mm_outputs={**rows, **leftovers_by_request(self._index, self._step.leftovers)},
             spans=SpansByRequest(self._index, self._first, step.ends),
             key_spans=key_spans,
+            arrival=self._arrival,
         )
+
+    def _sent(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows where the caller wants them; the last fence is behind all copies."""
+        if self._device is None:
+            return rows
+        copy, self._arrival = self._device.send(rows)
+        return copy
 
     def delivered(self, owners: Int64Array) -> tuple[Int64Array, Int64Array]:
         """The owners among `owners`, (R,), that got their rows, and the positions after them."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from slotmirror.core.block_pool import BlockPool, OpenKey
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred_write import BounceBuffers
+from slotmirror.core.host_rows import as_host_rows
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.memory_plan import check_limit
 from slotmirror.core.runtime import Lock
@@ -55,10 +56,11 @@ class OpenKeys:
         for spec in fresh:
             if spec.name in deferred:
                 self._bounces.allocate(spec)
-            rows = self._pool.allocate(spec)
+            tensor = self._pool.allocate(spec)
+            rows = as_host_rows(tensor)
             self._ring.open_key(spec)
             with self._lock:
-                self._keys[spec.name] = OpenKey(spec, self._slots.open_key(), rows)
+                self._keys[spec.name] = OpenKey(spec, self._slots.open_key(), tensor, rows)
         return tuple(self._keys[spec.name] for spec in specs)
 
     def get(self, name: str) -> OpenKey | None:

@@ -16,9 +16,10 @@ import torch
 from slotmirror.core.backend import HostRows
 from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import Lease
+from slotmirror.core.direct_capture import DirectCapture
 from slotmirror.core.errors import CopyAbandonedError, without_tracebacks
 from slotmirror.core.events import Int64Array
-from slotmirror.core.oplog import Mover, Operation
+from slotmirror.core.oplog import Mover, Operation, logger
 from slotmirror.core.staging import StagingPage
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.write_task import TaskProgress, TaskState
@@ -81,7 +82,9 @@ class WriteTask(Operation):
         hold: PageHold,
         progress: TaskProgress,
         stats: CacheStats,
+        direct: DirectCapture | None = None,
     ) -> None:
+        self._direct = direct
         self._step_id = step_id
         self._keys = keys
         self._slots = slots
@@ -92,17 +95,39 @@ class WriteTask(Operation):
     def run(self, mover: Mover) -> None:
         self.progress.advance(TaskState.COPYING)
         try:
+            if self._direct is not None:
+                self._direct.launch(mover)
             self._hold.arrive(mover)
             self.progress.advance(TaskState.HOST_READY)
             for key in self._keys:
-                rows = self._hold.page.rows(key.spec.name, len(self._slots))
-                mover.backend.scatter_slots(key.rows, self._slots, rows)
-                self._stats.bytes_written += len(rows) * key.spec.row_bytes
+                self._scatter(mover, key)
             self._stats.rows_written += len(self._slots) * len(self._keys)
+            if self._direct is not None:
+                self._stats.rows_captured_directly += self._direct.num_rows
+                self._direct.arrive(mover)
             self.progress.advance(TaskState.WRITTEN)
         except BaseException:
             self.progress.fail()
+            self._settle(mover)
             raise
+
+    def _settle(self, mover: Mover) -> None:
+        """The write failed: wait for copies that may still run, so that memory can be let go."""
+        for part in (self._direct, self._hold):
+            try:
+                if part is not None:
+                    part.arrive(mover)
+            except Exception as error:
+                logger.error("a copy of a failed write failed too: %s", error)
+
+    def _scatter(self, mover: Mover, key: OpenKey) -> None:
+        """The key's rows from the page to their slots, without those captured directly."""
+        rows, slots = self._hold.page.rows(key.spec.name, len(self._slots)), self._slots
+        if self._direct is not None:
+            rows, slots = rows[self._direct.rest], slots[self._direct.rest]
+        if len(slots):
+            mover.backend.scatter_slots(key.rows, slots, rows)
+        self._stats.bytes_written += len(self._slots) * key.spec.row_bytes
 
     def drop(self, mover: Mover) -> None:
         self.progress.fail()

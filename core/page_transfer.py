@@ -26,13 +26,15 @@ CopyPair = tuple[torch.Tensor, torch.Tensor]
 class StagedStep:
     """A step's rows on their way to a claimed page; `clones` must live until its fence.
 
-    `deferred` has the clones among them that also wait for their deferred write, by key.
+    `deferred` has the clones among them that also wait for their deferred write, by key;
+    `sources` what the copies of rows that lie on the device read, by key.
     """
 
     page: StagingPage
     clones: tuple[torch.Tensor, ...]
     launched: bool
     deferred: Mapping[str, torch.Tensor]
+    sources: Mapping[str, torch.Tensor]
 
 
 class PageTransfer:
@@ -106,7 +108,8 @@ class PageTransfer:
         if device_pairs:
             self._launch(page, device_pairs)
         held = tuple(source for source, _ in device_pairs)
-        return StagedStep(page, held, bool(device_pairs), clones)
+        by_key = {name: sources[i] for i, name in enumerate(rows) if self._backend.owns(sources[i])}
+        return StagedStep(page, held, bool(device_pairs), clones, by_key)
 
     def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
         page = self._log.under_lock(self._ring.try_claim)

@@ -24,6 +24,7 @@ class CacheStats:
     own_step_hit_tokens: int = 0
     rows_written: int = 0
     bytes_written: int = 0
+    rows_captured_directly: int = 0
     rows_gathered: int = 0
     bytes_gathered: int = 0
     gathers_failed: int = 0

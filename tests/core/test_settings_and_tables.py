@@ -39,6 +39,8 @@ def test_K1_defaults_are_the_documented_ones() -> None:
         "host_memory_limit_bytes": None,
         "hit_buffer_bytes_max": None,
         "pin_pool": False,
+        "pin_outputs": False,
+        "direct_capture_rows_min": None,
         "mover_threads": 1,
         "prefetch": True,
         "committer": "threaded",
@@ -74,6 +76,13 @@ def test_K1_wrong_values_raise_with_the_fields_name(field: str, value: object) -
         PrefixCacheConfig(**settings)  # type: ignore[arg-type]
     assert caught.value.field == field
     assert caught.value.value == value
+
+
+def test_K1_direct_capture_needs_a_pinned_pool() -> None:
+    """The device may copy only into page-locked memory."""
+    with pytest.raises(ConfigError, match="direct_capture_rows_min=8: must be None unless pin_p"):
+        PrefixCacheConfig(num_blocks=2, block_size=3, direct_capture_rows_min=8)
+    PrefixCacheConfig(num_blocks=2, block_size=3, direct_capture_rows_min=8, pin_pool=True)
 
 
 def test_K3_slots_follow_the_block_table_of_each_request() -> None:
