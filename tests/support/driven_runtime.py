@@ -40,6 +40,7 @@ class DrivenCondition:
     def __init__(self, runtime: DrivenRuntime, lock: DrivenLock) -> None:
         self._runtime = runtime
         self._lock = lock
+        self._notifications = 0
 
     def __enter__(self) -> DrivenLock:
         return self._lock.__enter__()
@@ -51,14 +52,20 @@ class DrivenCondition:
         if self._runtime.held != [self._lock.name]:
             raise AssertionError(f"a wait under {self._runtime.held}")
         self._lock.__exit__()
+        before = self._notifications
         try:
-            return self._runtime.let_others_act(timeout)
+            # Whoever makes progress without a notification leaves the waiter asleep.
+            while self._notifications == before:
+                if not self._runtime.let_others_act(timeout):
+                    return False
+            return True
         finally:
             self._lock.__enter__()
 
     def notify_all(self) -> None:
         if self._lock.name not in self._runtime.held:
             raise AssertionError("notified without the lock")
+        self._notifications += 1
 
 
 class UnstartedThread:
