@@ -118,8 +118,10 @@ class Committer:
         """Bind the mover's thread; a failure poisons the log, whose operations are then dropped."""
         try:
             self._backend.bind_thread(self._backend.device)
-        except Exception as error:
+        except BaseException as error:
             self._log.poison(error, "binding the mover's thread to its device")
+            if isinstance(error, KeyboardInterrupt) and not self._threaded:
+                raise
 
     def _carry_out(self, operation: Operation) -> None:
         dropped = self._log.poisoned
@@ -132,7 +134,9 @@ class Committer:
         # that ends silently would leave every waiter to its time-out.
         except BaseException as error:
             self._log.poison(error, operation.describe())
-            if isinstance(error, KeyboardInterrupt):
+            # Inline it is the engine's thread, whose interrupt goes on; the mover's own goes on
+            # dropping, so that everything is let go.
+            if isinstance(error, KeyboardInterrupt) and not self._threaded:
                 raise
         finally:
             operation.let_go()

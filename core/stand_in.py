@@ -80,7 +80,7 @@ class StepRowsOnly:
         split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, self._policy)
         rows = {name: tensor.detach().to("cpu", copy=True) for name, tensor in split.rows.items()}
         leftovers = LeftoverPack(split.leftovers)
-        arena = torch.empty(leftovers.num_bytes, dtype=torch.uint8)
+        arena = torch.empty(leftovers.num_bytes, dtype=torch.uint8, device="cpu")
         for source, destination in leftovers.copies_into(arena):
             destination.copy_(source)
         layout.order_rows(order)

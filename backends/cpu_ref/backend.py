@@ -43,12 +43,12 @@ class _OrdinaryBuffer(HostBuffer):
     """Ordinary, zeroed host memory."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        self.tensor = torch.zeros(tuple(shape), dtype=dtype)
+        self.tensor = torch.zeros(tuple(shape), dtype=dtype, device="cpu")
         self.pinned = False
         self.reserved_bytes = self.tensor.nbytes
 
     def close(self) -> None:
-        self.tensor = torch.empty(0, dtype=self.tensor.dtype)
+        self.tensor = torch.empty(0, dtype=self.tensor.dtype, device="cpu")
         self.reserved_bytes = 0
 
 
