@@ -12,6 +12,7 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend, HostBuffer, HostRows
 from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.host_rows import allocate_host
 from slotmirror.core.key_spec import KeySpec
 
 
@@ -40,17 +41,24 @@ class BlockPool:
     def allocate(self, spec: KeySpec) -> torch.Tensor:
         """Memory for `num_slots` rows of the key; repeated calls give the same."""
         if spec.name not in self._buffers:
-            self._buffers[spec.name] = self._backend.alloc_host(
+            self._buffers[spec.name] = allocate_host(
+                self._backend,
                 (self._config.num_slots, *spec.trailing_shape),
                 spec.dtype,
                 pinned=self._config.pin_pool,
             )
         return self._buffers[spec.name].tensor
 
+    def forget(self, spec: KeySpec) -> None:
+        """Give back the memory of a key that was not opened after all."""
+        buffer = self._buffers.pop(spec.name, None)
+        if buffer is not None:
+            buffer.close()
+
     @property
     def bytes_by_key(self) -> dict[str, int]:
         """Host bytes of each key's rows, allocator rounding included."""
-        return {name: buffer.reserved_bytes for name, buffer in self._buffers.items()}
+        return {name: buffer.reserved_bytes for name, buffer in list(self._buffers.items())}
 
     def close(self) -> None:
         """Give the memory back; nobody may still move rows."""

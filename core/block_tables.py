@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from slotmirror.core.errors import ConfigError, UnknownRequestError
+from slotmirror.core.errors import ConfigError, RowLayoutError, UnknownRequestError
 from slotmirror.core.events import AdmittedRequest, Int64Array, StepEvents, ranges
 
 NO_BLOCK = -1
@@ -60,12 +60,15 @@ class BlockTables:
         the rest              as in `StepEvents`
 
         A token whose block is unknown gets slot -1, which the manager refuses with the request's
-        name. Raises `UnknownRequestError`, and changes nothing, for a scheduled or appended
-        request that is neither live nor admitted here.
+        name. Raises `UnknownRequestError` for a scheduled or appended request that is neither live
+        nor admitted here, `RowLayoutError` for one without a first position; nothing changes then.
         """
         ended, preempted = tuple(ended), tuple(preempted)
         appended = appended or {}
         req_ids = tuple(num_scheduled_tokens)
+        unplaced = [req_id for req_id in req_ids if req_id not in num_computed_tokens]
+        if unplaced:
+            raise RowLayoutError(f"scheduled without an entry in num_computed_tokens: {unplaced}")
         self._check_known(req_ids, appended, new, resumed, {*ended, *preempted})
         for req_id in (*ended, *preempted):
             self._drop(req_id)

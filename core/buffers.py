@@ -19,6 +19,7 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend, HostRows
 from slotmirror.core.errors import HostMemoryLimitError
+from slotmirror.core.host_rows import allocate_host
 from slotmirror.core.key_spec import KeySpec
 
 Lease: TypeAlias = npt.NDArray[np.uint8]
@@ -26,6 +27,7 @@ Lease: TypeAlias = npt.NDArray[np.uint8]
 
 _RECYCLED_BYTES_MIN = 1 << 16
 _KEPT_PER_SIZE = 8
+_KEPT_BYTES_PER_SIZE = 1 << 28
 
 
 class OutputBuffers:
@@ -37,6 +39,7 @@ class OutputBuffers:
     def __init__(self, backend: DeviceBackend | None = None) -> None:
         self._backend = backend
         self._free: dict[int, deque[Lease]] = {}
+        self._closed = False
 
     def lease(self, num_bytes: int, on_death: Callable[[], object] | None = None) -> Lease:
         """At least `num_bytes` of uninitialised memory, cut to `num_bytes`.
@@ -45,36 +48,43 @@ class OutputBuffers:
         buffers are not recycled: the allocator does that well enough.
         """
         size = _size_class(num_bytes)
-        free = self._free.setdefault(size, deque(maxlen=_KEPT_PER_SIZE))
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = self._new(size)
+        recycled = size >= _RECYCLED_BYTES_MIN
+        memory = self._recycled(size) if recycled else np.empty(size, dtype=np.uint8)
         # A view's base collapses to the array that owns the memory, unless a foreign object
         # stands between: through the memoryview every view holds the lease itself.
         foreign = memoryview(memory)  # type: ignore[arg-type]  # arrays are buffers since 3.12's typing
         lease: Lease = np.frombuffer(foreign, dtype=np.uint8, count=num_bytes)
-        if size >= _RECYCLED_BYTES_MIN:
-            weakref.finalize(lease, free.append, memory).atexit = False
+        if recycled:
+            weakref.finalize(lease, self._take_back, size, memory).atexit = False
         if on_death is not None:
             weakref.finalize(lease, on_death).atexit = False
         return lease
 
-    def _new(self, size: int) -> Lease:
-        if self._backend is None or size < _RECYCLED_BYTES_MIN:
+    def _recycled(self, size: int) -> Lease:
+        kept = max(1, min(_KEPT_PER_SIZE, _KEPT_BYTES_PER_SIZE // size))
+        try:
+            return self._free.setdefault(size, deque(maxlen=kept)).pop()
+        except IndexError:
+            pass
+        if self._backend is None:
             return np.empty(size, dtype=np.uint8)
         # The array keeps the buffer's tensor, and so its memory, alive; nobody closes it.
-        buffer = self._backend.alloc_host((size,), torch.uint8, pinned=True)
+        buffer = allocate_host(self._backend, (size,), torch.uint8, pinned=True)
         memory: Lease = buffer.tensor.numpy()
         return memory
+
+    def _take_back(self, size: int, memory: Lease) -> None:
+        if not self._closed:
+            self._free[size].append(memory)
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that wait to be handed out again."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
-    def clear(self) -> None:
-        """Forget idle memory."""
+    def close(self) -> None:
+        """Forget idle memory, and what comes back later."""
+        self._closed = True
         for free in list(self._free.values()):
             free.clear()
 
@@ -82,7 +92,8 @@ class OutputBuffers:
 class HitBufferMeter:
     """How many bytes of hit outputs are alive, and the limit (`hit_buffer_bytes_max`).
 
-    The engine thread charges; finalisers on any thread report deaths without a lock.
+    The engine thread checks and charges; finalisers on any thread report deaths without a lock;
+    any thread reads.
     """
 
     def __init__(self, bytes_max: int | None) -> None:
@@ -93,14 +104,14 @@ class HitBufferMeter:
 
     @property
     def bytes_alive(self) -> int:
-        """Bytes of hit outputs whose tensors, or gathers, still exist. Engine thread."""
-        while self._deaths:
-            self._alive -= self._deaths.popleft()
-        return self._alive
+        """Bytes of hit outputs whose tensors, or gathers, still exist."""
+        return self._alive - sum(self._deaths.copy())
 
     def check(self, num_bytes: int) -> None:
         """Raise `HostMemoryLimitError` if `num_bytes` more would exceed the limit."""
-        alive = self.bytes_alive
+        while self._deaths:
+            self._alive -= self._deaths.popleft()
+        alive = self._alive
         if self._bytes_max is not None and alive + num_bytes > self._bytes_max:
             raise HostMemoryLimitError(
                 f"this step's hits need {num_bytes:,} B of output memory, {alive:,} B are alive, "
@@ -108,12 +119,13 @@ class HitBufferMeter:
                 "schedule fewer hit tokens per step"
             )
 
-    def charge(self, num_bytes: int) -> Callable[[], None]:
-        """Count `num_bytes` as alive until the returned function is called."""
+    def lease(self, buffers: OutputBuffers, num_bytes: int) -> Lease:
+        """A lease that counts as alive from now until it dies."""
+        deaths = self._deaths
+        lease = buffers.lease(num_bytes, lambda: deaths.append(num_bytes))
         self._alive += num_bytes
         self.bytes_high = max(self.bytes_high, self._alive)
-        deaths = self._deaths
-        return lambda: deaths.append(num_bytes)
+        return lease
 
 
 def rows_tensor(lease: Lease, spec: KeySpec) -> torch.Tensor:

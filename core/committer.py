@@ -37,7 +37,7 @@ class Committer:
         self.helpers = MoverHelpers(backend, runtime, config.mover_threads)
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
-        self._abandoned = False
+        self._abandon_at: float | None = None
 
     @property
     def backend(self) -> DeviceBackend:
@@ -49,14 +49,17 @@ class Committer:
         self.helpers.gather(pool, slots, out)
 
     def kick(self) -> None:
-        """Operations were appended: start the thread on first use (T7), or carry them out here.
+        """Operations were appended: inline, carry them out here; the thread wakes by itself.
 
         In inline mode a second thread that appends meanwhile leaves its operations to the first.
         """
         if not self._threaded:
             self._bind()
             self.drain()
-        elif self._thread is None:
+
+    def start(self) -> None:
+        """Start the thread on first use (T7); before any state changes, since it may fail."""
+        if self._threaded and self._thread is None:
             self._thread = self._runtime.start_thread("slotmirror-committer", self._main)
 
     def drain(self) -> None:
@@ -86,9 +89,10 @@ class Committer:
             started = self._runtime.monotonic()
             warned = 0
             while not fence.wait(min(_POLL_S, warn_s)):
-                if self._abandoned:
+                now = self._runtime.monotonic()
+                if self._abandon_at is not None and now >= self._abandon_at:
                     raise CopyAbandonedError("shut down before the device had finished a copy")
-                waited_s = self._runtime.monotonic() - started
+                waited_s = now - started
                 if waited_s >= (warned + 1) * warn_s:
                     warned += 1
                     self._stats.fence_wait_warnings += 1
@@ -96,9 +100,9 @@ class Committer:
         finally:
             self._log.head_at_fence(False)
 
-    def abandon(self) -> None:
-        """Give up on copies that do not end; their pages are never freed."""
-        self._abandoned = True
+    def abandon_after(self, seconds: float) -> None:
+        """From then on give up on copies that have not ended; their memory is never freed."""
+        self._abandon_at = self._runtime.monotonic() + seconds
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread of a stopped log to end; True if none runs afterwards."""

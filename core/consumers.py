@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import MissingRowsError
-from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.merge import Merge, StageOutputs
-from slotmirror.core.runtime import Lock
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.step import Step
-from slotmirror.core.unconsumed import UnconsumedSteps
+from slotmirror.core.tables import Tables
 
 
 class StepConsumers:
@@ -19,15 +16,13 @@ class StepConsumers:
 
     def __init__(
         self,
-        manager_lock: Lock,
-        steps: UnconsumedSteps,
-        registry: HitRegistry,
+        tables: Tables,
         plane: DataPlane,
         stats: CacheStats,
     ) -> None:
-        self._lock = manager_lock
-        self._steps = steps
-        self._registry = registry
+        self._lock = tables.lock
+        self._steps = tables.steps
+        self._registry = tables.registry
         self._plane = plane
         self._stats = stats
 
@@ -40,7 +35,9 @@ class StepConsumers:
             step = self._steps.begin(step_id, wanted)
         try:
             self._plane.await_rows(step, self._steps.ids)
-            _check_hidden_rows(step, wanted)
+            missing = step.missing_in(wanted)
+            if missing:
+                raise MissingRowsError(step.step_id, missing)
             target = self._plane.device_outputs if device else None
             merge = Merge(step, wanted, self._plane.buffers, target)
             outputs = merge.outputs()
@@ -72,12 +69,3 @@ class StepConsumers:
             self._plane.log.append([self._plane.release_of(step)])
             self._stats.steps_discarded += 1
         self._plane.committer.kick()
-
-
-def _check_hidden_rows(step: Step, wanted: Sequence[str] | None) -> None:
-    """Raise if a requested hit lacks hidden rows (D5)."""
-    missing = [
-        (req_id, slots) for req_id, slots in step.missing if wanted is None or req_id in wanted
-    ]
-    if missing:
-        raise MissingRowsError(step.step_id, missing)

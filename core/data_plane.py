@@ -54,21 +54,23 @@ class DataPlane:
         )
 
     def write_of(self, step: Step, staged: StagedStep, slots: Int64Array) -> list[Operation]:
-        """The step takes over its page; a write, if it has rows to keep, holds it too.
-
-        Engine thread. The write is to be appended at once.
-        """
-        step.page, step.launched = staged.page, staged.launched
+        """The step's write, if it has rows to keep; holds nothing before `take_page`."""
         keys = tuple(key for key in step.saved_keys if key.spec.name not in staged.deferred)
         if not keys or not len(slots):
-            step.clones = staged.clones
             return []
-        self.transfer.hold_again(staged.page)
         hold = PageHold(staged.page, self.transfer.let_go, staged.clones, staged.launched)
         progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
         progress.advance(TaskState.QUEUED)
         direct = self._direct_capture(keys, staged, slots)
         return [WriteTask(step.step_id, keys, slots, hold, progress, self._stats, direct)]
+
+    def take_page(self, step: Step, staged: StagedStep, write: list[Operation]) -> None:
+        """The step takes over the page; its write, which is appended next, holds it too."""
+        step.page, step.launched = staged.page, staged.launched
+        if write:
+            self.transfer.hold_again(staged.page)
+        else:
+            step.clones = staged.clones
 
     def _direct_capture(
         self, keys: tuple[OpenKey, ...], staged: StagedStep, slots: Int64Array
@@ -112,7 +114,11 @@ class DataPlane:
             self._await_copy(step, unconsumed)
         if step.gathers:
             last = max(gather.seq for gather in step.gathers.values())
-            self.log.wait_until(self.log.is_completed(last), f"the hit rows of step {step.step_id}")
+            self.log.wait_until(
+                self.log.is_completed(last),
+                f"the hit rows of step {step.step_id}",
+                detail=lambda: f"; unconsumed step ids {list(unconsumed())}",
+            )
         for gather in step.gathers.values():
             if gather.failure is not None:
                 raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
@@ -126,8 +132,18 @@ class DataPlane:
         if not arrived:
             raise WaitTimeoutError(
                 f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s "
-                f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}"
+                f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}; "
+                f"{self.log.report()}"
             )
+
+    def begin_close(self) -> None:
+        """Refuse further pages, wake whoever waits for one, and bound the mover's fence waits."""
+
+        def refuse() -> None:
+            self.ring.refuses_claims = True
+
+        self.log.under_lock(refuse)
+        self.committer.abandon_after(self._config.device_wait_timeout_s)
 
     def close(self, busy_consumers: Callable[[], int]) -> None:
         """Finish or drop what is queued, join the mover, free host memory (S3).
@@ -144,14 +160,13 @@ class DataPlane:
             )
         except WaitTimeoutError as error:
             logger.error("shut down with work in flight: %s", error)
-            self.committer.abandon()
         self.log.stop()
         if self.committer.join(self._config.staging_claim_timeout_s):
             self.pool.close()
             self.bounces.close()
         self.ring.close()
         if self.device_outputs.wait(self._config.device_wait_timeout_s):
-            self.buffers.clear()
+            self.buffers.close()
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""

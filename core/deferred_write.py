@@ -18,11 +18,12 @@ from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred import ClosedBatch, ReleaseBytes
 from slotmirror.core.errors import ConfigError, CopyAbandonedError, InternalError
 from slotmirror.core.events import Int64Array
-from slotmirror.core.host_rows import as_host_rows
+from slotmirror.core.host_rows import allocate_host, as_host_rows
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.oplog import Mover, Operation, logger
 from slotmirror.core.own_stream import OwnStream
 from slotmirror.core.stats import CacheStats
+from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.write_task import TaskProgress, TaskState
 
 
@@ -67,7 +68,7 @@ class BounceBuffers:
 
     def _new(self) -> _Bounce:
         pinned = self._backend.capabilities.pinned_host
-        buffer = self._backend.alloc_host((self._chunk_bytes,), torch.uint8, pinned=pinned)
+        buffer = allocate_host(self._backend, (self._chunk_bytes,), torch.uint8, pinned=pinned)
         return _Bounce(buffer, self._backend.new_fence())
 
     def rows_max(self, spec: KeySpec) -> int:
@@ -143,9 +144,11 @@ class DeferredWriteTask(Operation):
         self.progress.fail()
 
     def let_go(self) -> None:
-        if not any(bounce.launched for bounce in self._bounces.pair):
-            self._batch = None
-            self._release_bytes(self._num_bytes)
+        if any(bounce.launched for bounce in self._bounces.pair):
+            keep_for_ever(self)
+            return
+        self._batch = None
+        self._release_bytes(self._num_bytes)
 
     def describe(self) -> str:
         return self._summary

@@ -60,6 +60,7 @@ class DirectCapture:
     ) -> None:
         self._copier = copier
         self._after = after
+        self._launched = False
         self._runs = SlotRuns.of(slots, rows_min)
         self._pairs = [
             (clone[row : row + count], key.tensor[slot : slot + count])
@@ -77,10 +78,16 @@ class DirectCapture:
         """Rows copied directly, over all keys."""
         return sum(len(source) for source, _ in self._pairs)
 
+    @property
+    def may_run(self) -> bool:
+        """Whether copies were launched and not seen to end."""
+        return self._launched
+
     def launch(self, mover: Mover) -> None:
         """Start the copies; `arrive` follows on every path."""
         if self._pairs:
             stream = self._copier.stream.get()
+            self._launched = True
             try:
                 mover.backend.copy_to_host(self._pairs, stream, self._after, self._copier.fence)
             except BaseException:
@@ -91,11 +98,11 @@ class DirectCapture:
     def arrive(self, mover: Mover) -> None:
         """Wait until the copies have run, then free the clones; see `PageHold.arrive`."""
         try:
-            if self._pairs:
+            if self._launched:
                 mover.wait_fence(self._copier.fence)
         except CopyAbandonedError:
             raise
         except Exception:
-            self._pairs = []
+            self._pairs, self._launched = [], False
             raise
-        self._pairs = []
+        self._pairs, self._launched = [], False

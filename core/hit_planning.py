@@ -10,10 +10,10 @@ from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers, rows_view
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import RowLayoutError
-from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.events import StepEvents, ranges
 from slotmirror.core.operations import GatherTask
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.step import StepLayout
+from slotmirror.core.step import NOTHING_MISSING, MissingRows, StepLayout
 
 
 def check_shape(events: StepEvents) -> None:
@@ -74,7 +74,7 @@ class HitPlanner:
         slots = np.zeros(layout.hit_region_rows, dtype=np.int64)
         slots[layout.hit_out_rows[present]] = layout.hit_rows.slots[present]
         num_bytes = layout.out_rows * key.spec.row_bytes
-        lease = self._buffers.lease(num_bytes, self._meter.charge(num_bytes))
+        lease = self._meter.lease(self._buffers, num_bytes)
         self._stats.hit_buffer_bytes_high = self._meter.bytes_high
         return GatherTask(
             f"for {layout.num_hits} hits",
@@ -88,21 +88,15 @@ class HitPlanner:
         )
 
 
-def missing_rows(layout: StepLayout, hidden: OpenKey | None) -> list[tuple[str, list[int]]]:
-    """Requests whose hit spans lack hidden rows, with the absent slots (D5)."""
-    hit_rows = layout.hit_rows
-    if not len(hit_rows.slots):
-        return []
-    if hidden is None or hidden.index >= hit_rows.present.shape[1]:
-        has_row = hit_rows.own_row >= 0
-    else:
-        has_row = hit_rows.present[:, hidden.index] | (hit_rows.own_row >= 0)
+def missing_rows(layout: StepLayout, hidden: OpenKey | None) -> MissingRows:
+    """Hit rows without hidden states: neither in the pool nor computed by the step (D5)."""
+    hit_rows, spans = layout.hit_rows, layout.spans
+    has_row = hit_rows.own_row >= 0
+    if hidden is not None and hidden.index < hit_rows.present.shape[1]:
+        has_row = has_row | hit_rows.present[:, hidden.index]
     absent = np.flatnonzero(~has_row)
     if not len(absent):
-        return []
-    owner: Int64Array = np.repeat(layout.spans.request, layout.spans.length)[absent]
-    slots = hit_rows.slots[absent]
-    return [
-        (layout.req_ids[request], slots[owner == request].tolist())
-        for request in np.unique(owner).tolist()
-    ]
+        return NOTHING_MISSING
+    request = np.repeat(spans.request, spans.length)
+    position = np.repeat(spans.first, spans.length) + ranges(spans.length)
+    return MissingRows(request[absent], position[absent], hit_rows.slots[absent])

@@ -153,7 +153,7 @@ class HitRegistry:
         blocks: list[int] = []
         for request, delivered in hits:
             tokens = request.num_computed_tokens
-            if tokens == 0:
+            if tokens == 0 and request.req_id not in events.req_ids:
                 continue
             index = _scheduled_index(events, request)
             if delivered >= tokens:

@@ -1,14 +1,15 @@
 """Host copies of what is not cached: delivered with its own step, never cut (D7, D9).
 
-A leftover may be a tensor, or lists, tuples and dictionaries with tensors anywhere inside. Its
+A leftover may be a tensor, or lists, tuples, dictionaries and dataclasses with tensors inside. Its
 tensors are copied to the page's arena with the step's other rows, under the same fence, and
 copied out of it when the step is materialized.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,11 +17,13 @@ import torch
 _ALIGNMENT_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
 class _Parked:
-    """Stands in the structure for its tensor number `index`."""
+    """Stands in the structure for its tensor number `index`; no dataclass, which is a container."""
 
-    index: int
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
 class LeftoverPack:
@@ -35,6 +38,7 @@ class LeftoverPack:
         for tensor in self._tensors:
             self._offsets.append(end)
             end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self.has_tensors = bool(self._tensors)
         self.num_bytes = end
         """Bytes of arena that the tensors take."""
         self._parked: list[torch.Tensor] = []
@@ -72,6 +76,13 @@ def _rebuilt(value: object, leaf: Callable[[object], object]) -> object:
         return {name: _rebuilt(item, leaf) for name, item in value.items()}
     if isinstance(value, list):
         return [_rebuilt(item, leaf) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # A shallow copy with rebuilt fields: frozen ones too, and without running __init__ again.
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            item = _rebuilt(getattr(value, field.name), leaf)
+            object.__setattr__(copied, field.name, item)
+        return copied
     if isinstance(value, tuple):
         items = [_rebuilt(item, leaf) for item in value]
         make = getattr(type(value), "_make", tuple)

@@ -17,25 +17,19 @@ from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
-from slotmirror.core.deferred import DeferredRows
-from slotmirror.core.errors import CacheShutDownError, StepStateError
-from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.errors import StepStateError
+from slotmirror.core.events import StepEvents
 from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
-from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
-from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
 from slotmirror.core.merge import StageOutputs
 from slotmirror.core.open_keys import OpenKeys
-from slotmirror.core.oplog import Operation
-from slotmirror.core.page_transfer import StagedStep
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
-from slotmirror.core.slot_table import SlotTable
-from slotmirror.core.split import split_outputs
+from slotmirror.core.saving import StepSaver
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.step import Step, StepLayout
-from slotmirror.core.unconsumed import UnconsumedSteps
+from slotmirror.core.step import NOTHING_MISSING, Step, StepLayout
+from slotmirror.core.tables import Tables
 
 
 class PrefixCacheManager:
@@ -53,30 +47,22 @@ class PrefixCacheManager:
         self.config = config
         runtime = runtime or ThreadRuntime()
         self._stats = CacheStats()
-        self._lock = runtime.lock("manager")
+        lock = runtime.lock("manager")
+        self._tables = Tables(config, lock, self._stats)
         self._plane = DataPlane(config, backend, runtime, self._stats)
         self._log = self._plane.log
-        self._slots = SlotTable(config.num_slots)
-        self._registry = HitRegistry(config.num_blocks, config.block_size)
         self._keys = OpenKeys(
             config,
             self._plane.pool,
             self._plane.ring,
             self._plane.bounces,
-            self._slots,
-            self._lock,
+            self._tables.slots,
+            lock,
         )
         self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
-        self._deferred = DeferredRows(config.num_slots, self._stats)
-        self._steps = UnconsumedSteps()
-        self._consumers = StepConsumers(
-            self._lock, self._steps, self._registry, self._plane, self._stats
-        )
+        self._saver = StepSaver(config, self._tables, self._plane, self._keys, self._stats)
+        self._consumers = StepConsumers(self._tables, self._plane, self._stats)
         self._policy: ModelCachePolicy | None = None
-        self._open: Step | None = None
-        self._drafted: Step | None = None
-        self._epoch = 0
-        self._closed = False
 
     # -- set-up -----------------------------------------------------------------------------
 
@@ -107,34 +93,37 @@ class PrefixCacheManager:
         """
         policy = self._check_ready()
         check_shape(events)
-        with self._lock:
-            accepted = self._accepted_ends(events)
-            plan = self._registry.plan(events)
+        tables = self._tables
+        with tables.lock:
+            accepted = tables.accepted_ends(events)
+            plan = tables.registry.plan(events)
             check_slots(events, self.config)
-            hit_rows = self._slots.plan_hits(events.slots, plan.spans.slots)
+            hit_rows = tables.slots.plan_hits(events.slots, plan.spans.slots)
         layout = StepLayout(events, plan.spans, hit_rows)
         gathers = self._planner.gathers(layout, self._keys.all())
-        needs_hidden = policy.needs_full_hidden_states
-        missing = missing_rows(layout, self._keys.get(HIDDEN_KEY)) if needs_hidden else []
-        with self._lock:
-            self._settle_drafts(accepted)
-            self._abandon_open_step()
-            closing = self._deferred.reason_to_close(events, plan.spans.slots)
-            self._log.append(self._closed_batch(closing))
-            owners = self._registry.apply(events, plan)
-            self._slots.claim(events.slots)
-            self._deferred.kill(events.slots)
-            replays = self._registry.replays(owners, layout.region_first)
+        missing = NOTHING_MISSING
+        if policy.needs_full_hidden_states:
+            missing = missing_rows(layout, self._keys.get(HIDDEN_KEY))
+        self._plane.committer.start()
+        with tables.lock:
+            tables.check_open()
+            tables.settle_drafts(accepted)
+            tables.abandon_open_step()
+            closing = tables.deferred.reason_to_close(events, plan.spans.slots)
+            self._log.append(self._saver.closed_batch(closing))
+            owners = tables.registry.apply(events, plan)
+            tables.slots.claim(events.slots)
+            tables.deferred.kill(events.slots)
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             if events.total_tokens:
-                self._open = Step(
+                tables.open_step = Step(
                     step_id=step_id,
                     layout=layout,
                     gathers=gathers,
                     missing=missing,
-                    epoch=self._epoch,
+                    epoch=tables.epoch,
                     owners=owners,
-                    replays=replays,
+                    replays=tables.registry.replays(owners, layout.region_first),
                     drafted=layout.indices_of(events.drafted),
                     ends=layout.ends,
                 )
@@ -161,32 +150,16 @@ class PrefixCacheManager:
         bounded (S1). Until it returns nothing has changed: the step stays open and the save may
         be repeated, for instance without the key that it refused (C3).
         """
-        policy, step = self._check_open()
+        policy = self._check_ready()
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
-        step.layout.check_counts(num_tokens_unpadded, padded)
-        order = step.layout.row_order(req_ids)
-        split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, policy)
-        step.saved_keys = self._keys.open(split.specs(), policy.deferred_keys)
-        step.leftovers = LeftoverPack(split.leftovers) if split.leftovers else None
-        deferred = self._plane.transfer.deferrable(split.rows, split.deferred)
-        reserved = self._reserve(sum(split.rows[name].nbytes for name in deferred))
+        step = self._begin_save()
         try:
-            staged = self._plane.transfer.stage(
-                split.rows, deferred, step.leftovers, num_tokens_unpadded, self._steps.ids
-            )
-        except BaseException:
-            self._plane.budget.release(reserved)
-            raise
-        slots = step.layout.order_rows(order)
-        write = self._plane.write_of(step, staged, slots)
-        with self._lock:
-            self._registry.note_saved(step.owners, step.layout.ends)
-            step.delivered_before = self._registry.delivered_ends(step.owners)
-            late = () if self.config.prefetch else step.gathers.values()
-            self._log.append([*late, *write, *self._keep(step, staged, slots, reserved)])
-            self._open = None
-            self._drafted = step if len(step.drafted) else None
-            self._steps.add(step)
+            counts = (num_tokens_unpadded, padded)
+            self._saver.save(policy, step, hidden, mm_outputs, counts, req_ids)
+        finally:
+            self._tables.engine_busy = False
+            if self._tables.closed:
+                self._log.wake()
         self._plane.committer.kick()
         self._stats.steps_saved += 1
         self._stats.tokens_saved += num_tokens_unpadded
@@ -199,11 +172,12 @@ class PrefixCacheManager:
         kept. Memory stays.
         """
         self._check_usable()
-        with self._lock:
-            self._slots.clear()
-            self._epoch += 1
-            if self._deferred.num_bytes:
-                self._plane.budget.release(self._deferred.close("reset").num_bytes)
+        tables = self._tables
+        with tables.lock:
+            tables.slots.clear()
+            tables.epoch += 1
+            if tables.deferred.num_bytes:
+                self._plane.budget.release(tables.deferred.close("reset").num_bytes)
 
     # -- any thread -------------------------------------------------------------------------
 
@@ -240,7 +214,7 @@ class PrefixCacheManager:
             "log_length": length,
             "log_age_s": age_s,
             "pages_held": self._plane.ring.pages_held,
-            "unconsumed_steps": self._steps.ids(),
+            "unconsumed_steps": self._tables.steps.ids(),
             "pool_bytes_by_key": self._plane.pool.bytes_by_key,
         }
 
@@ -258,79 +232,37 @@ class PrefixCacheManager:
         Waits for busy consumers and launched copies, `device_wait_timeout_s` at most; memory that
         a copy may still use is then left to the process. Twice is harmless.
         """
-        with self._lock:
-            if self._closed:
+        tables = self._tables
+        with tables.lock:
+            if tables.closed:
                 return
-            self._closed = True
-            self._drafted = None
-            self._abandon_open_step()
-            self._log.append(self._closed_batch("shutdown"))
-            self._log.append([self._plane.release_of(step) for step in self._steps.close()])
+            tables.closed = True
+            tables.drafted = None
+            if not tables.engine_busy:
+                tables.abandon_open_step()
+            self._log.append(self._saver.closed_batch("shutdown"))
+            self._log.append([self._plane.release_of(step) for step in tables.steps.close()])
+        self._plane.begin_close()
         self._plane.committer.kick()
-        self._plane.close(lambda: self._steps.num_consuming)
+        self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy)
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _reserve(self, num_bytes: int) -> int:
-        """Reserve device bytes for this step's deferred clones, before they are made (W4)."""
-        if num_bytes:
-            if not self._plane.budget.fits(num_bytes):
-                with self._lock:
-                    self._log.append(self._closed_batch("budget"))
-                self._plane.committer.kick()
-            self._plane.budget.reserve(num_bytes)
-        return num_bytes
-
-    def _keep(
-        self, step: Step, staged: StagedStep, slots: Int64Array, reserved: int
-    ) -> list[Operation]:
-        """Mark the step's rows present and its deferred ones open. Caller holds lock.
-
-        Rows of a step that was open at a reset are not kept (R1).
-        """
-        if step.epoch != self._epoch:
-            self._plane.budget.release(reserved)
-            return []
-        self._slots.mark_written(slots, [key.index for key in step.saved_keys])
-        clones = {
-            key: staged.deferred[key.spec.name]
-            for key in step.saved_keys
-            if key.spec.name in staged.deferred
-        }
-        if clones:
-            self._deferred.add(clones, slots, step.layout.req_ids)
-        half = self._plane.budget.is_half_full(self._deferred.num_bytes)
-        return self._closed_batch("budget" if half else None)
-
-    def _closed_batch(self, reason: str | None) -> list[Operation]:
-        """Close the open batch for this reason, if there are both. Caller holds lock."""
-        if reason is None or not self._deferred.num_bytes:
-            return []
-        return [self._plane.deferred_write_of(self._deferred.close(reason))]
-
-    def _accepted_ends(self, events: StepEvents) -> Int64Array | None:
-        """Where the drafts of the step before end (L7); changes nothing. Caller holds lock."""
-        if self._drafted is None:
-            return None
-        return self._drafted.verified_ends(events.verified_positions)
-
-    def _settle_drafts(self, accepted: Int64Array | None) -> None:
-        """Rejected drafts are never delivered, and are saved again. Caller holds lock."""
-        step, self._drafted = self._drafted, None
-        if step is not None and accepted is not None:
-            self._registry.note_verified(step.owners[step.drafted], accepted)
-            step.settle_drafts(accepted)
-
-    def _abandon_open_step(self) -> None:
-        """The open step's save will never come: its slots stay absent (C3). Caller holds lock."""
-        if self._open is not None:
-            self._registry.release(self._open.owners)
-            self._open = None
-            self._stats.steps_abandoned += 1
+    def _begin_save(self) -> Step:
+        """The open step; a shutdown waits from now on until its save is over."""
+        tables = self._tables
+        with tables.lock:
+            tables.check_open()
+            if tables.open_step is None:
+                raise StepStateError(
+                    "save_outputs without an open step: call new_step_starts first, once per step; "
+                    "warm-up, profiling and graph-capture runs must not be saved"
+                )
+            tables.engine_busy = True
+            return tables.open_step
 
     def _check_usable(self) -> None:
-        if self._closed:
-            raise CacheShutDownError("this cache was shut down; make a new manager")
+        self._tables.check_open()
         self._log.raise_if_failed()
 
     def _check_ready(self) -> ModelCachePolicy:
@@ -338,12 +270,3 @@ class PrefixCacheManager:
         if self._policy is None:
             raise StepStateError("no policy yet: call register_policy before the first step")
         return self._policy
-
-    def _check_open(self) -> tuple[ModelCachePolicy, Step]:
-        policy = self._check_ready()
-        if self._open is None:
-            raise StepStateError(
-                "save_outputs without an open step: call new_step_starts first, once per step; "
-                "warm-up, profiling and graph-capture runs must not be saved"
-            )
-        return policy, self._open

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from slotmirror.core.block_pool import BlockPool, OpenKey
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred_write import BounceBuffers
@@ -47,21 +49,34 @@ class OpenKeys:
         then that was not before.
         """
         specs = tuple(specs)
+        known = {name: key.spec for name, key in self._keys.items()}
         for spec in specs:
-            check_layout(spec, self._keys[spec.name].spec if spec.name in self._keys else spec)
-        fresh = [spec for spec in specs if spec.name not in self._keys]
+            check_layout(spec, known.setdefault(spec.name, spec))
+        fresh = [spec for spec in dict.fromkeys(specs) if spec.name not in self._keys]
         if fresh:
             every = [*(key.spec for key in self._keys.values()), *fresh]
             check_limit(self._config, every, deferred)
         for spec in fresh:
             if spec.name in deferred:
                 self._bounces.allocate(spec)
-            tensor = self._pool.allocate(spec)
+            tensor = self._allocate(spec)
             rows = as_host_rows(tensor)
-            self._ring.open_key(spec)
+            room = self._slots.room_for_a_key()
             with self._lock:
-                self._keys[spec.name] = OpenKey(spec, self._slots.open_key(), tensor, rows)
+                index = self._slots.open_key(room)
+                self._keys[spec.name] = OpenKey(spec, index, tensor, rows)
         return tuple(self._keys[spec.name] for spec in specs)
+
+    def _allocate(self, spec: KeySpec) -> torch.Tensor:
+        """Pool and page buffers of a key, all or none: a later layout must find nothing here."""
+        try:
+            tensor = self._pool.allocate(spec)
+            self._ring.open_key(spec)
+        except BaseException:
+            self._ring.forget_key(spec)
+            self._pool.forget(spec)
+            raise
+        return tensor
 
     def get(self, name: str) -> OpenKey | None:
         """The open key of this name."""

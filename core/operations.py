@@ -22,6 +22,7 @@ from slotmirror.core.events import Int64Array
 from slotmirror.core.oplog import Mover, Operation, logger
 from slotmirror.core.staging import StagingPage
 from slotmirror.core.stats import CacheStats
+from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.write_task import TaskProgress, TaskState
 
 LetGo = Callable[[StagingPage], None]
@@ -69,6 +70,8 @@ class PageHold:
         """Drop the hold. Page and clones of a copy that may still run are kept for ever."""
         if self._landed:
             self.let_go(self.page)
+        else:
+            keep_for_ever(self.page, self.clones)
 
 
 class WriteTask(Operation):
@@ -134,6 +137,8 @@ class WriteTask(Operation):
         self._hold.arrive(mover)
 
     def let_go(self) -> None:
+        if self._direct is not None and self._direct.may_run:
+            keep_for_ever(self)
         self._hold.release()
 
     def describe(self) -> str:

@@ -229,6 +229,11 @@ class OpLog:
             report = self._describe_head()
         raise WaitTimeoutError(f"gave up waiting for {what} after {limit:g} s{detail()}; {report}")
 
+    def report(self) -> str:
+        """What the head operation is and does, for errors."""
+        with self._changed:
+            return self._describe_head()
+
     def _limit_s(self) -> float:
         if self._head_at_fence:
             return self._config.device_wait_timeout_s

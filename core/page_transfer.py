@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend
+from slotmirror.core.backend import DeviceBackend, Stream
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import InternalError, StepTooLargeError
@@ -18,6 +18,7 @@ from slotmirror.core.own_stream import OwnStream
 from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingPage, StagingRing
 from slotmirror.core.stats import CacheStats
+from slotmirror.core.stranded import keep_for_ever
 
 CopyPair = tuple[torch.Tensor, torch.Tensor]
 
@@ -94,7 +95,7 @@ class PageTransfer:
         page = self._claim(unconsumed)
         try:
             pairs = [(tensor, page.rows_tensor(name, num_rows)) for name, tensor in rows.items()]
-            if leftovers is not None and leftovers.num_bytes:
+            if leftovers is not None and leftovers.has_tensors:
                 arena = page.arena(leftovers.num_bytes, self._ring.pinned)
                 pairs += leftovers.copies_into(arena)
             cloned = [name in deferred for name in rows] + [False] * (len(pairs) - len(rows))
@@ -102,14 +103,21 @@ class PageTransfer:
             clones = {name: sources[i] for i, name in enumerate(rows) if cloned[i]}
             pairs = [(source, target) for source, (_, target) in zip(sources, pairs, strict=True)]
             device_pairs = self._copy_host_tensors(pairs)
+            stream, after = self.stream.get(), self._backend.current_stream()
         except BaseException:
             self.let_go(page)
             raise
         if device_pairs:
-            self._launch(page, device_pairs)
+            self._launch(page, device_pairs, stream, after)
         held = tuple(source for source, _ in device_pairs)
         by_key = {name: sources[i] for i, name in enumerate(rows) if self._backend.owns(sources[i])}
         return StagedStep(page, held, bool(device_pairs), clones, by_key)
+
+    def give_up(self, staged: StagedStep) -> None:
+        """A save cannot go on: the page is released, through the log, behind its copy."""
+        hold = PageHold(staged.page, self.let_go, staged.clones, staged.launched)
+        self._log.append([ReleaseTask("a save that was given up", hold)])
+        self._committer.kick()
 
     def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
         page = self._log.under_lock(self._ring.try_claim)
@@ -159,11 +167,11 @@ class PageTransfer:
                 sources[i] = clone
         return sources
 
-    def _launch(self, page: StagingPage, pairs: list[CopyPair]) -> None:
+    def _launch(
+        self, page: StagingPage, pairs: list[CopyPair], stream: Stream, after: Stream
+    ) -> None:
         try:
-            self._backend.copy_to_host(
-                pairs, self.stream.get(), self._backend.current_stream(), page.fence
-            )
+            self._backend.copy_to_host(pairs, stream, after, page.fence)
         except BaseException as error:
             self._log.poison(error, "launching a device→host copy")
             self._give_up(page, pairs)
@@ -175,6 +183,7 @@ class PageTransfer:
             page.fence.record(self.stream.get())
         except Exception as error:
             # Without a fence nobody can tell when the page is quiet: it is never used again.
+            keep_for_ever(page, pairs)
             self._log.poison(error, "recording a fence behind a failed launch")
             return
         hold = PageHold(page, self.let_go, clones=tuple(source for source, _ in pairs))

@@ -42,10 +42,16 @@ class SlotTable:
         self._present = np.zeros((num_slots, 4), dtype=np.bool_)
         self._step_row = np.full(num_slots, -1, dtype=np.int64)
 
-    def open_key(self) -> int:
-        """Number the next key; all its slots are absent."""
-        if self._num_keys == self._present.shape[1]:
-            self._present = np.concatenate((self._present, np.zeros_like(self._present)), axis=1)
+    def room_for_a_key(self) -> BoolArray | None:
+        """A wider table for `open_key`, if one is needed; engine thread, without the lock (T5)."""
+        if self._num_keys < self._present.shape[1]:
+            return None
+        return np.concatenate((self._present, np.zeros_like(self._present)), axis=1)
+
+    def open_key(self, room: BoolArray | None) -> int:
+        """Number the next key; all its slots are absent. `room` is from `room_for_a_key`."""
+        if room is not None:
+            self._present = room
         self._num_keys += 1
         return self._num_keys - 1
 

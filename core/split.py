@@ -72,10 +72,13 @@ def is_per_token(output: object, counts: tuple[int, int]) -> TypeGuard[torch.Ten
 def check_layout(spec: KeySpec, opened: KeySpec) -> None:
     """Raise `KeyLayoutError` if a key's rows differ from those it was opened with (D8)."""
     if spec != opened:
+        mend = "" if spec.name == HIDDEN_KEY else "name it in leftover_keys, or "
         raise KeyLayoutError(
             f"key {spec.name!r} has rows {spec} in this step, it was opened with {opened}: one key "
-            "keeps one row layout; name it in leftover_keys, or save the step without it"
+            f"keeps one row layout; {mend}save the step without it"
         )
+    if spec.row_bytes == 0:
+        raise KeyLayoutError(f"key {spec} has rows without bytes: there is nothing to keep")
 
 
 def _hidden_rows(hidden: torch.Tensor | None, counts: tuple[int, int]) -> torch.Tensor:

@@ -12,8 +12,11 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend, HostBuffer, HostRows
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.host_rows import as_host_rows
+from slotmirror.core.errors import CacheShutDownError
+from slotmirror.core.host_rows import allocate_host, as_host_rows
 from slotmirror.core.key_spec import KeySpec
+
+_ARENA_BYTES_MIN = 256
 
 
 class StagingPage:
@@ -32,9 +35,16 @@ class StagingPage:
         """Allocate the key's buffer, `(capacity_tokens, *trailing_shape)`."""
         if spec.name not in self._buffers:
             shape = (capacity_tokens, *spec.trailing_shape)
-            buffer = self._backend.alloc_host(shape, spec.dtype, pinned=pinned)
+            buffer = allocate_host(self._backend, shape, spec.dtype, pinned=pinned)
             self._buffers[spec.name] = buffer
             self._rows[spec.name] = as_host_rows(buffer.tensor)
+
+    def forget_key(self, spec: KeySpec) -> None:
+        """Give back the buffer of a key that was not opened after all."""
+        self._rows.pop(spec.name, None)
+        buffer = self._buffers.pop(spec.name, None)
+        if buffer is not None:
+            buffer.close()
 
     def rows_tensor(self, key: str, num_rows: int) -> torch.Tensor:
         """The first rows of the key's buffer, `(num_rows, *trailing_shape)`."""
@@ -50,7 +60,9 @@ class StagingPage:
         The page must be claimed and no copy into the former arena may run.
         """
         if self._arena is None or self._arena.tensor.numel() < num_bytes:
-            larger = self._backend.alloc_host((2 * num_bytes,), torch.uint8, pinned=pinned)
+            larger = allocate_host(
+                self._backend, (max(2 * num_bytes, _ARENA_BYTES_MIN),), torch.uint8, pinned=pinned
+            )
             if self._arena is not None:
                 self._arena.close()
             self._arena = larger
@@ -60,7 +72,7 @@ class StagingPage:
     def reserved_bytes(self) -> int:
         """Host bytes that the page holds, allocator rounding included."""
         arena = self._arena.reserved_bytes if self._arena else 0
-        return arena + sum(buffer.reserved_bytes for buffer in self._buffers.values())
+        return arena + sum(buffer.reserved_bytes for buffer in list(self._buffers.values()))
 
     def close(self) -> None:
         """Give the memory back; no copy may still use it."""
@@ -81,14 +93,25 @@ class StagingRing:
         self.pinned = backend.capabilities.pinned_host
         self.pages = [StagingPage(index, backend) for index in range(config.staging_depth)]
         self._free = self.pages[::-1]
+        self.refuses_claims = False
 
     def open_key(self, spec: KeySpec) -> None:
         """Allocate the key's buffers on every page; takes no lock."""
         for page in self.pages:
             page.open_key(spec, self._capacity_tokens, self.pinned)
 
+    def forget_key(self, spec: KeySpec) -> None:
+        """Undo `open_key` on every page; takes no lock."""
+        for page in self.pages:
+            page.forget_key(spec)
+
     def try_claim(self) -> StagingPage | None:
-        """A free page, held once; None if there is none. Caller holds the log lock."""
+        """A free page, held once; None if there is none. Caller holds the log lock.
+
+        Raises `CacheShutDownError` once the ring refuses claims.
+        """
+        if self.refuses_claims:
+            raise CacheShutDownError("this cache was shut down; make a new manager")
         if not self._free:
             return None
         page = self._free.pop()

@@ -36,9 +36,11 @@ class StepLayout:
         self.hit_rows = hit_rows
         self.hit_lengths = np.zeros(len(self.req_ids), dtype=np.int64)
         self.hit_lengths[spans.request] = spans.length
-        self.page_offsets = np.cumsum(self.counts) - self.counts
-        """(R,) first row of each request on the page; batch order until `order_rows`."""
-        self.out_offsets = self.page_offsets.copy()
+        self.batch_offsets = np.cumsum(self.counts) - self.counts
+        """(R,) first row of each request in batch order, the order of `slots`."""
+        self.page_offsets = self.batch_offsets
+        """(R,) first row of each request on the page; final after `order_rows`."""
+        self.out_offsets = self.batch_offsets.copy()
         """(R,) first row of each request's region; final after `order_rows`."""
         self.hit_region_rows = 0
         self.hit_out_rows = np.empty(0, dtype=np.int64)
@@ -121,14 +123,16 @@ class StepLayout:
         return np.fromiter((index[req_id] for req_id in req_ids), np.int64, len(index))
 
     def order_rows(self, order: Int64Array | None) -> Int64Array:
-        """Lay out page and outputs for the row order; returns the slot of each page row."""
-        slots = self.slots
+        """Lay out page and outputs for the row order; returns the slot of each page row.
+
+        May be repeated, with another order, as the save may (C3).
+        """
+        slots, self.page_offsets = self.slots, self.batch_offsets
         if order is not None:
-            batch_offsets = self.page_offsets
             counts = self.counts[order]
-            self.page_offsets = np.empty_like(batch_offsets)
+            self.page_offsets = np.empty_like(self.batch_offsets)
             self.page_offsets[order] = np.cumsum(counts) - counts
-            slots = slots[np.repeat(batch_offsets[order], counts) + ranges(counts)]
+            slots = slots[np.repeat(self.batch_offsets[order], counts) + ranges(counts)]
         self._place_other_regions()
         return slots
 
@@ -145,9 +149,8 @@ class StepLayout:
         """(output rows, page rows) of the hit rows that this step itself computed (H1)."""
         own = np.flatnonzero(self.hit_rows.own_row >= 0)
         batch_rows = self.hit_rows.own_row[own]
-        batch_offsets = np.cumsum(self.counts) - self.counts
-        request = np.searchsorted(batch_offsets + self.counts, batch_rows, side="right")
-        page_rows = self.page_offsets[request] + batch_rows - batch_offsets[request]
+        request = np.searchsorted(self.batch_offsets + self.counts, batch_rows, side="right")
+        page_rows = self.page_offsets[request] + batch_rows - self.batch_offsets[request]
         return self.hit_out_rows[own], page_rows
 
     def spans_present(self, present: BoolArray) -> Int64Array:
@@ -156,6 +159,19 @@ class StepLayout:
             return np.empty(0, dtype=np.int64)
         starts = np.cumsum(self.spans.length) - self.spans.length
         return self.spans.request[np.logical_or.reduceat(present, starts)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MissingRows:
+    """Hit rows whose hidden states are absent (D5): index of the request, position, slot; (M,)."""
+
+    request: Int64Array
+    position: Int64Array
+    slot: Int64Array
+
+
+_NO_ROWS = np.empty(0, dtype=np.int64)
+NOTHING_MISSING = MissingRows(_NO_ROWS, _NO_ROWS, _NO_ROWS)
 
 
 class StepState(Enum):
@@ -178,7 +194,7 @@ class Step:
     step_id: int
     layout: StepLayout
     gathers: dict[str, GatherTask]
-    missing: list[tuple[str, list[int]]]
+    missing: MissingRows
     epoch: int
     owners: Int64Array
     replays: Int64Array
@@ -222,3 +238,19 @@ class Step:
         if self.page is None:
             raise InternalError(f"step {self.step_id} has no page: it was not saved")
         return self.page
+
+    def missing_in(self, wanted: Sequence[str] | None) -> list[tuple[str, list[int]]]:
+        """Requests among these with missing rows that would be delivered, and their slots (D5).
+
+        What an earlier step has delivered already is not read, so it is not missed (L2).
+        """
+        missing = self.missing
+        if not len(missing.request):
+            return []
+        due = missing.position >= self.delivered_before[missing.request]
+        found: list[tuple[str, list[int]]] = []
+        for request in np.unique(missing.request[due]).tolist():
+            req_id = self.layout.req_ids[request]
+            if wanted is None or req_id in wanted:
+                found.append((req_id, missing.slot[due & (missing.request == request)].tolist()))
+        return found

@@ -192,7 +192,7 @@ def test_S3_shutdown_never_frees_a_page_under_an_unfinished_copy() -> None:
     backend = GatedBackend()
     driver = Driver(backend=backend, device_wait_timeout_s=5, staging_depth=2)
     step_id = begun(driver, "a", 0)
-    page = driver.cache._steps._steps[step_id].page
+    page = driver.cache._tables.steps._steps[step_id].page
     assert page is not None
     driver.runtime.actors.clear()  # nobody carries out the write: it waits for the device
     driver.cache.shutdown()

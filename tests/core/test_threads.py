@@ -84,17 +84,17 @@ def test_T3_the_mover_never_takes_the_managers_lock_and_needs_no_page() -> None:
     driver.save(rows(0, 4))
     assert driver.cache.stats()["pages_held"] == 1
     taken: list[str] = []
-    enter = type(driver.cache._lock).__enter__
+    enter = type(driver.cache._tables.lock).__enter__
 
     def record(lock: object) -> object:
         taken.append(lock.name)  # type: ignore[attr-defined]
         return enter(lock)  # type: ignore[arg-type]
 
-    type(driver.cache._lock).__enter__ = record  # type: ignore[method-assign, assignment]
+    type(driver.cache._tables.lock).__enter__ = record  # type: ignore[method-assign, assignment]
     try:
         driver.settle()
     finally:
-        type(driver.cache._lock).__enter__ = enter  # type: ignore[method-assign]
+        type(driver.cache._tables.lock).__enter__ = enter  # type: ignore[method-assign]
     assert driver.cache.stats()["rows_written"] == 4
     assert set(taken) <= {"log", "task"}
 
