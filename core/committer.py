@@ -38,8 +38,6 @@ class Committer:
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
         self._abandon_at: float | None = None
-        self.gave_up = False
-        """Whether a copy was given up on, and its memory left to the process."""
 
     @property
     def backend(self) -> DeviceBackend:
@@ -93,7 +91,6 @@ class Committer:
             while not fence.wait(min(_POLL_S, warn_s)):
                 now = self._runtime.monotonic()
                 if self._abandon_at is not None and now >= self._abandon_at:
-                    self.gave_up = True
                     raise CopyAbandonedError("shut down before the device had finished a copy")
                 waited_s = now - started
                 if waited_s >= (warned + 1) * warn_s:

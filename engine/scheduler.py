@@ -22,7 +22,7 @@ from slotmirror.engine.scheduling.request_queue import create_request_queue
 from slotmirror.engine.scheduling.state import SchedulerState
 from slotmirror.engine.scheduling.step import StepScheduler
 from slotmirror.kvcache.block_hashing import make_block_hasher
-from slotmirror.kvcache.events import KVEventLog
+from slotmirror.kvcache.events import KVCacheEvent, KVEventLog
 from slotmirror.kvcache.manager import KVCacheManager
 from slotmirror.kvcache.request import BlockHasher, Request
 from slotmirror.kvcache.request_params import (
@@ -49,9 +49,11 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.monotonic,
         manager_type: type[KVCacheManager] = KVCacheManager,
+        publish_kv_events: Callable[[Sequence[KVCacheEvent]], None] | None = None,
     ) -> None:
         """`kv_groups` defaults to one full-attention group; `clock` stamps arrivals, in seconds;
-        `manager_type` may add observation, never other decisions."""
+        `manager_type` may add observation, never other decisions; `publish_kv_events` gets the
+        events of every step that has some, such as `KVEventPublisher.publish`."""
         kv_cache = config.kv_cache_config(kv_groups)
         self.config = config = config.restricted_to(kv_cache)
         rate = config.kv_metrics_sample_rate
@@ -83,6 +85,7 @@ class Scheduler:
             waiting=create_request_queue(config.policy),
         )
         self._clock = clock
+        self._publish_kv_events = publish_kv_events
         self._previous_step: frozenset[str] = frozenset()
 
     @property
@@ -206,7 +209,10 @@ class Scheduler:
             result = self._take_tokens(request, tokens)
             if result is not None:
                 results.append(result)
-        return StepResult(results, self.kv_cache_manager.take_events())
+        events = self.kv_cache_manager.take_events()
+        if events and self._publish_kv_events is not None:
+            self._publish_kv_events(events)
+        return StepResult(results, events)
 
     def update_draft_token_ids(self, draft_token_ids: Mapping[str, Sequence[int]]) -> None:
         """Draft tokens that the next step verifies; ignored for requests that are prefilling."""

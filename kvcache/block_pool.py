@@ -95,6 +95,8 @@ class BlockPool:
 
         A chain's hash covers its whole prefix, so nothing after the first miss can hit.
         """
+        if not block_hashes or block_hashes[0] not in self._first_block[group_ids[0]]:
+            return tuple([[] for _ in group_ids])
         runs: list[list[int]] = []
         for group_id in group_ids:
             get = self._first_block[group_id].get
@@ -134,7 +136,7 @@ class BlockPool:
         """How many of these blocks are in the free queue."""
         return list(map(self.ref_counts.__getitem__, block_ids)).count(0)
 
-    def free(self, block_ids: Iterable[int]) -> None:
+    def free(self, block_ids: Sequence[int]) -> None:
         """Take one user off each block, given in the order in which they should be evicted."""
         self.free_queue.release(block_ids, self.block_hashes)
 

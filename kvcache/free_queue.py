@@ -78,7 +78,7 @@ class FreeBlockQueue:
         self._unlink(front, back)
         self.num_free -= num_taken
 
-    def release(self, block_ids: Iterable[int], block_hashes: Sequence[BlockHash | None]) -> None:
+    def release(self, block_ids: Sequence[int], block_hashes: Sequence[BlockHash | None]) -> None:
         """Take one user off each block, given in the order in which they should be evicted.
 
         Blocks nobody uses any more are queued in that order: those without a hash at the front,
@@ -86,13 +86,13 @@ class FreeBlockQueue:
         """
         successors, predecessors, ref_counts = self._next, self._prev, self.ref_counts
         sentinel, unhashed = self._sentinel, []
-        last, num_freed = predecessors[sentinel], 0
+        last, num_shared = predecessors[sentinel], 0
         for block in block_ids:
             if ref_counts[block] != 1:
                 ref_counts[block] -= 1
+                num_shared += 1
                 continue
             ref_counts[block] = 0
-            num_freed += 1
             if block_hashes[block] is None:
                 unhashed.append(block)
             else:
@@ -101,7 +101,7 @@ class FreeBlockQueue:
                 last = block
         successors[last] = sentinel
         predecessors[sentinel] = last
-        self.num_free += num_freed
+        self.num_free += len(block_ids) - num_shared
         self._prepend(unhashed)
 
     def _prepend(self, block_ids: Sequence[int]) -> None:

@@ -83,7 +83,9 @@ class KVCacheManager:
         """
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self._empty(), 0
-        return self.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        return self.coordinator.find_longest_cache_hit(
+            request.block_hashes, len(request.all_token_ids) - 1
+        )
 
     def allocate_slots(
         self,

@@ -179,7 +179,7 @@ class SingleTypeKVCacheManager(ABC):
 
     def free(self, request_id: str) -> None:
         """Give back the request's blocks tail first, so that a chain's tail is evicted first."""
-        self._pool.free(reversed(self.pop(request_id)))
+        self._pool.free(self.pop(request_id)[::-1])
 
     def _reachable_blocks(
         self, request: Request, table: list[int], first: int, end: int

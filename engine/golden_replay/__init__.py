@@ -5,6 +5,14 @@ described in `docs/kv-prefix-cache.md`.
 """
 
 from slotmirror.engine.golden_replay.differences import Difference, ReplayReport
+from slotmirror.engine.golden_replay.errors import VectorFileError
 from slotmirror.engine.golden_replay.replay import replay, replay_file, replay_report
 
-__all__ = ["Difference", "ReplayReport", "replay", "replay_file", "replay_report"]
+__all__ = [
+    "Difference",
+    "ReplayReport",
+    "VectorFileError",
+    "replay",
+    "replay_file",
+    "replay_report",
+]

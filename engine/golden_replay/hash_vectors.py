@@ -8,6 +8,7 @@ import cbor2
 import torch
 
 from slotmirror.engine.golden_replay.differences import ReplayReport
+from slotmirror.engine.golden_replay.errors import VectorFileError, known
 from slotmirror.engine.golden_replay.recording import Recorded, plain_keys
 from slotmirror.kvcache.block_hashing import get_request_block_hasher
 from slotmirror.kvcache.extra_keys import generate_block_hash_extra_keys
@@ -28,6 +29,7 @@ def replay_start_values(
 ) -> None:
     """`recorded` maps algorithm and seed to the start value in hex."""
     for algo, by_seed in recorded.items():
+        known(HASH_FUNCTIONS, algo, "hash algorithm")
         for seed, expected in by_seed.items():
             actual = init_start_value(algo, key_format, {SEED_VARIABLE: seed}).hex()
             report.compare(f"none_hash/{algo}/{seed}", "value", expected, actual)
@@ -38,8 +40,8 @@ def replay_hash_vector(vector: Recorded, key_format: KeyFormat, report: ReplayRe
     where = f"{key_format}/{vector['algo']}/{vector['name']}"
     request = _build_request(vector)
     size = vector["block_size"]
+    hash_function = known(HASH_FUNCTIONS, vector["algo"], "hash algorithm")
     start_value = init_start_value(vector["algo"], key_format, {SEED_VARIABLE: vector["seed"]})
-    hash_function = HASH_FUNCTIONS[vector["algo"]]
     request.attach_block_hasher(
         get_request_block_hasher(size, hash_function, start_value, key_format)
     )
@@ -96,7 +98,7 @@ def _tokens(vector: Recorded) -> list[int] | None:
         return tokens
     match = _TOKEN_RULE.fullmatch(rule)
     if match is None:
-        raise ValueError(f"vector {vector['name']!r}: tokens_rule {rule!r} is not understood")
+        raise VectorFileError(f"vector {vector['name']!r}: tokens_rule {rule!r} is not understood")
     factor, offset, modulus, count = map(int, match.groups())
     return [(i * factor + offset) % modulus for i in range(count)]
 
@@ -107,7 +109,9 @@ def _prompt_embeds(vector: Recorded) -> torch.Tensor | None:
         return None
     match = _EMBEDS_RULE.fullmatch(rule)
     if match is None:
-        raise ValueError(f"vector {vector['name']!r}: prompt_embeds {rule!r} is not understood")
+        raise VectorFileError(
+            f"vector {vector['name']!r}: prompt_embeds {rule!r} is not understood"
+        )
     rows, width = map(int, match.groups())
     return torch.arange(rows * width, dtype=torch.float32).reshape(rows, width)
 

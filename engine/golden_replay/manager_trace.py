@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from slotmirror.engine.golden_replay.differences import ReplayReport
+from slotmirror.engine.golden_replay.errors import known
 from slotmirror.engine.golden_replay.recording import (
     Recorded,
     RecordingManager,
@@ -68,7 +69,7 @@ class _ManagerReplay:
         }
 
     def run(self, op: Recorded) -> Result:
-        result = self._handlers[op["op"]](op)
+        result = known(self._handlers, op["op"], "operation")(op)
         result["evicted"] = self.manager.evictions.take()
         result["events"] = plain_events(self.manager.take_events())
         result["free"] = list(self.manager.pool.free_queue)

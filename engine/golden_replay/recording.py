@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slotmirror.engine.golden_replay.errors import VectorFileError, known
 from slotmirror.kvcache.block_hashing import get_request_block_hasher
 from slotmirror.kvcache.block_pool import BlockIds, PoolObserver
 from slotmirror.kvcache.events import BlockRemoved, BlockStored, KVCacheEvent, KVEventLog
 from slotmirror.kvcache.hash_functions import (
+    HASH_FUNCTIONS,
     SEED_VARIABLE,
     BlockHash,
     KeyFormat,
-    get_hash_function,
     init_start_value,
 )
 from slotmirror.kvcache.manager import KVCacheManager
@@ -73,14 +74,13 @@ class RecordingManager(KVCacheManager):
 def trace_hasher(config: Recorded, hash_block_size: int) -> BlockHasher:
     """The hasher of a trace: key format `v0_25`, seed "0"."""
     algo = config.get("algo", "sha256")
+    hash_function = known(HASH_FUNCTIONS, algo, "hash algorithm")
     start_value = init_start_value(algo, KeyFormat.V0_25, {SEED_VARIABLE: TRACE_SEED})
-    return get_request_block_hasher(
-        hash_block_size, get_hash_function(algo), start_value, KeyFormat.V0_25
-    )
+    return get_request_block_hasher(hash_block_size, hash_function, start_value, KeyFormat.V0_25)
 
 
 def trace_groups(recorded_groups: Sequence[Recorded]) -> tuple[KVCacheGroupSpec, ...]:
-    """Raises ValueError for a kind of group that traces of this format do not have."""
+    """Raises VectorFileError for a kind of group that traces of this format do not have."""
     groups = []
     for recorded in recorded_groups:
         kind, block_size = recorded["type"], recorded["block_size"]
@@ -90,7 +90,7 @@ def trace_groups(recorded_groups: Sequence[Recorded]) -> tuple[KVCacheGroupSpec,
             spec = SlidingWindowSpec(block_size, sliding_window=recorded["window"])
             groups.append(KVCacheGroupSpec(spec))
         else:
-            raise ValueError(f"group type {kind!r} is not one of full, swa")
+            raise VectorFileError(f"group type {kind!r} is not one of full, swa")
     return tuple(groups)
 
 

@@ -1,16 +1,25 @@
 """A whole file of vectors."""
 
 import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from slotmirror.engine.golden_replay.differences import Difference, ReplayReport
+from slotmirror.engine.golden_replay.errors import VectorFileError, VectorObject
 from slotmirror.engine.golden_replay.hash_vectors import replay_hash_vector, replay_start_values
+from slotmirror.engine.golden_replay.key_forms import replay_key_forms
 from slotmirror.engine.golden_replay.manager_trace import replay_manager_trace
+from slotmirror.engine.golden_replay.recording import Recorded
 from slotmirror.engine.golden_replay.scheduler_trace import replay_scheduler_trace
-from slotmirror.kvcache.block_hashing import group_key, rescale_block_hashes
-from slotmirror.kvcache.events import external_block_hash
 from slotmirror.kvcache.hash_functions import KeyFormat
+
+_PARTS = (
+    *("none_hash", "hash_vectors", "hash_vectors_v0_32_0"),
+    *("misc", "manager_traces", "scheduler_traces"),
+)
 
 
 def replay_file(path: str | Path) -> list[Difference]:
@@ -19,48 +28,71 @@ def replay_file(path: str | Path) -> list[Difference]:
 
 
 def replay_report(path: str | Path) -> ReplayReport:
-    """Replay a file. Raises OSError if it cannot be read, ValueError if it is not such a file."""
-    with Path(path).open(encoding="utf-8") as file:
-        try:
-            data = json.load(file)
-        except ValueError as cause:
-            raise ValueError(f"{path} is not JSON: {cause}") from cause
+    """Replay a file.
+
+    Raises OSError if it cannot be read, VectorFileError naming it if it is not such a file, and
+    ModuleNotFoundError if a vector needs a package that is not installed.
+    """
+    text = Path(path).read_bytes()
+    try:
+        data = json.loads(text, object_hook=VectorObject)
+    except ValueError as cause:
+        raise VectorFileError(f"{path} is not JSON: {cause}") from cause
     if not isinstance(data, dict):
-        raise ValueError(f"{path} is not a file of vectors: its top level is no object")
-    return replay(data)
+        raise VectorFileError(f"{path} is not a file of vectors: its top level is no object")
+    try:
+        with _no_warnings():
+            return replay(data)
+    except VectorFileError as cause:
+        raise VectorFileError(f"{path}: {cause}") from cause
 
 
-def replay(data: dict[str, Any]) -> ReplayReport:
-    """Replay the parts that `data` has; a part that it lacks is passed over."""
+def replay(data: Mapping[str, Any]) -> ReplayReport:
+    """Replay the parts that `data` has; a part that it lacks is passed over.
+
+    Raises VectorFileError for data without any known part, with a part of another shape, or with
+    a value that is not understood.
+    """
+    if not any(part in data for part in _PARTS):
+        raise VectorFileError(f"none of {', '.join(_PARTS)} is in it: it holds no vectors")
     report = ReplayReport()
-    replay_start_values(data.get("none_hash", {}), KeyFormat.V0_25, report)
-    for vector in data.get("hash_vectors", ()):
-        replay_hash_vector(vector, KeyFormat.V0_25, report)
-    tagged = data.get("hash_vectors_v0_32_0", {})
-    replay_start_values(tagged.get("none_hash", {}), KeyFormat.TAGGED, report)
-    for vector in tagged.get("hash_vectors", ()):
-        replay_hash_vector(vector, KeyFormat.TAGGED, report)
-    _replay_key_forms(data.get("misc", {}), report)
-    for trace in data.get("manager_traces", ()):
+    _replay_hashes(data, KeyFormat.V0_25, report)
+    _replay_hashes(_object(data, "hash_vectors_v0_32_0"), KeyFormat.TAGGED, report)
+    replay_key_forms(_object(data, "misc"), report)
+    for trace in _objects(data, "manager_traces"):
         replay_manager_trace(trace, report)
-    for trace in data.get("scheduler_traces", ()):
+    for trace in _objects(data, "scheduler_traces"):
         replay_scheduler_trace(trace, report)
     return report
 
 
-def _replay_key_forms(misc: dict[str, Any], report: ReplayReport) -> None:
-    """The byte forms of a hash: with its group, and as an event's integer; and its rescaling."""
-    if key := misc.get("group_key"):
-        actual = group_key(bytes.fromhex(key["hash"]), key["group_id"]).hex()
-        report.compare("misc/group_key", "key", key["key"], actual)
-    if event_hash := misc.get("int64_event_hash"):
-        block_hash = bytes.fromhex(event_hash["hash"])
-        number = external_block_hash(block_hash, use_int_block_hashes=True)
-        report.compare("misc/int64_event_hash", "int", event_hash["int"], number)
-    if rescale := misc.get("hash_list_rescale"):
-        small, large = rescale["hash_block_size"], rescale["target_block_size"]
-        hashes = [bytes([i]) for i in range(8 * large // small)]
-        scale = large // small
-        expected = [hashes[(j + 1) * scale - 1] for j in range(len(hashes) // scale)]
-        actual_hashes = rescale_block_hashes(hashes, small, large)
-        report.compare("misc/hash_list_rescale", "hashes", expected, actual_hashes)
+def _replay_hashes(data: Recorded, key_format: KeyFormat, report: ReplayReport) -> None:
+    replay_start_values(_object(data, "none_hash"), key_format, report)
+    for vector in _objects(data, "hash_vectors"):
+        replay_hash_vector(vector, key_format, report)
+
+
+def _object(data: Recorded, part: str) -> Recorded:
+    value = data.get(part, {})
+    if not isinstance(value, dict):
+        raise VectorFileError(f"{part} must be an object, not {type(value).__name__}")
+    return value
+
+
+def _objects(data: Recorded, part: str) -> list[Recorded]:
+    values = data.get(part, [])
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise VectorFileError(f"{part} must be a list of objects")
+    return values
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Vectors try what the KV cache warns of, such as resets while blocks are in use."""
+    logger = logging.getLogger("slotmirror.kvcache")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

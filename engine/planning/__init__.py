@@ -1,6 +1,6 @@
 """Capacity planning on traces: hit rates with endless memory and with a pool of fixed size."""
 
-from slotmirror.engine.planning.plan import PlanOptions, TracePlan, plan_trace
+from slotmirror.engine.planning.plan import PlanOptions, TracePlan, plan_capacity, plan_trace
 from slotmirror.engine.planning.pool import PlannedPool
 from slotmirror.engine.planning.rates import TraceRates
 from slotmirror.engine.planning.requests import PlannedRequest
@@ -11,5 +11,6 @@ __all__ = [
     "PlannedRequest",
     "TracePlan",
     "TraceRates",
+    "plan_capacity",
     "plan_trace",
 ]

@@ -47,7 +47,7 @@ class PlannedPool:
         hashes = self._computed_hashes(request, computed_tokens)[len(hits) :]
         self._pool.register(taken[: len(hashes)], hashes, _GROUP)
         self._blocks_registered += len(hashes)
-        self._pool.free(reversed(hits + taken))
+        self._pool.free((hits + taken)[::-1])
         self.hit_tokens += len(hits) * self._block_size
 
     def _computed_hashes(

@@ -5,17 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slotmirror.engine.traces import (
+    BailianRecord,
     MooncakeRecord,
     ReadOptions,
     TraceRequest,
+    read_bailian_records,
     read_mooncake_records,
     read_requests,
 )
-from slotmirror.engine.traces.mooncake import HASH_ID_BYTES, MOONCAKE_BLOCK_TOKENS
+from slotmirror.engine.traces.bailian import BAILIAN_BLOCK_TOKENS
+from slotmirror.engine.traces.block_fields import HASH_ID_BYTES
+from slotmirror.engine.traces.mooncake import MOONCAKE_BLOCK_TOKENS
 from slotmirror.kvcache.block_hashing import hash_block_tokens
 from slotmirror.kvcache.hash_functions import BlockHash, get_hash_function, init_start_value
 
 _HASH_ALGORITHM = "sha256"
+_BAILIAN_START = BlockHash(b"bailian")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,15 @@ def planned_mooncake_requests(path: Path) -> Iterator[PlannedRequest]:
     return map(_from_record, read_mooncake_records(path))
 
 
+def planned_bailian_requests(path: Path) -> Iterator[PlannedRequest]:
+    """The requests of a Bailian trace in the file's own blocks and lengths.
+
+    Raises:
+        TraceError: the file or one of its lines is unusable.
+    """
+    return map(_from_bailian_record, read_bailian_records(path))
+
+
 def planned_chat_requests(
     path: Path, options: ReadOptions, block_size: int
 ) -> Iterator[PlannedRequest]:
@@ -70,6 +84,23 @@ def _from_record(record: MooncakeRecord) -> PlannedRequest:
         num_tokens=record.input_length,
         output_tokens=max(record.output_length, 1),
         block_hashes=hashes[:num_whole],
+        tail_hash=hashes[num_whole] if num_whole < len(hashes) else None,
+    )
+
+
+def _from_bailian_record(record: BailianRecord) -> PlannedRequest:
+    """Ids name the tokens of their block alone: they are chained, as an engine would."""
+    hash_function = get_hash_function(_HASH_ALGORITHM)
+    parent, hashes = _BAILIAN_START, []
+    for hash_id in record.hash_ids:
+        parent = hash_block_tokens(hash_function, parent, (hash_id,))
+        hashes.append(parent)
+    num_whole = record.input_length // BAILIAN_BLOCK_TOKENS
+    return PlannedRequest(
+        request_id=record.request_id,
+        num_tokens=record.input_length,
+        output_tokens=max(record.output_length, 1),
+        block_hashes=tuple(hashes[:num_whole]),
         tail_hash=hashes[num_whole] if num_whole < len(hashes) else None,
     )
 

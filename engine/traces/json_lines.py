@@ -8,7 +8,7 @@ from pathlib import Path
 from slotmirror.engine.traces.errors import TraceError
 from slotmirror.engine.traces.request import TraceFormat
 
-_FORMAT_BY_FIELD = {"messages": TraceFormat.CHAT, "hash_ids": TraceFormat.MOONCAKE}
+_CHAT_MARK, _BLOCKS_MARK, _BAILIAN_MARK = "messages", "hash_ids", "chat_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,16 @@ class JsonLine:
         return value
 
     def format(self) -> TraceFormat:
-        """The format whose mark this line bears."""
-        marks = [mark for mark in _FORMAT_BY_FIELD if mark in self.fields]
-        if len(marks) != 1:
-            found = "both" if marks else "neither"
+        """The format whose marks this line bears."""
+        is_chat, has_blocks = _CHAT_MARK in self.fields, _BLOCKS_MARK in self.fields
+        if is_chat == has_blocks:
             raise self.error(
-                f"{found} of the fields 'messages' (a chat file) and 'hash_ids' (a Mooncake "
-                "trace): exactly one tells the format"
+                f"{'both' if is_chat else 'neither'} of the fields 'messages' (a chat file) and "
+                "'hash_ids' (a block trace): exactly one tells the format"
             )
-        return _FORMAT_BY_FIELD[marks[0]]
+        if is_chat:
+            return TraceFormat.CHAT
+        return TraceFormat.BAILIAN if _BAILIAN_MARK in self.fields else TraceFormat.MOONCAKE
 
 
 def json_type(value: object) -> str:
@@ -88,7 +89,7 @@ def read_records(path: Path, expected: TraceFormat) -> Iterator[JsonLine]:
     """The JSON objects of a file that must all be of one format.
 
     Raises:
-        TraceError: as `read_json_lines`; also a line of the other format.
+        TraceError: as `read_json_lines`; also a line of another format.
     """
     for line in read_json_lines(path):
         found = line.format()

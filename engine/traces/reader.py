@@ -1,4 +1,4 @@
-"""One door for both formats: detect, then stream requests."""
+"""One door for all formats: detect, then stream requests."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from slotmirror.core.errors import ConfigError
+from slotmirror.engine.traces.bailian import BAILIAN_SCALES, read_bailian_requests
 from slotmirror.engine.traces.chat import read_conversations
 from slotmirror.engine.traces.errors import TraceError
 from slotmirror.engine.traces.json_lines import read_json_lines
@@ -19,7 +20,8 @@ class ReadOptions:
     """How requests are made from a file.
 
     Attributes:
-        scale: divides the lengths of a Mooncake trace; one of `SCALES`.
+        scale: divides the lengths of a block trace; one of `SCALES`, for a Bailian trace of
+            `BAILIAN_SCALES`.
         limit: requests to read at most; None reads them all.
         output_tokens_max: tokens that a request generates at most.
     """
@@ -49,20 +51,26 @@ def detect_format(path: Path) -> TraceFormat:
 
 
 def read_requests(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
-    """The requests of a file of either format, in the file's order.
+    """The requests of a file of any format, in the file's order.
 
     The format and the options are checked at once, each line when its turn comes.
 
     Raises:
-        TraceError: the file or one of its lines is unusable, or `scale` is set for a chat file.
+        TraceError: the file or one of its lines is unusable, or `scale` does not suit its format.
     """
     found = detect_format(path)
-    if found is TraceFormat.CHAT and options.scale != 1:
+    _check_scale(path, found, options.scale)
+    return islice(_READERS[found](path, options), options.limit)
+
+
+def _check_scale(path: Path, found: TraceFormat, scale: int) -> None:
+    if found is TraceFormat.CHAT and scale != 1:
         raise TraceError(
-            path, None, f"is a chat file: scale {options.scale} is for Mooncake traces, leave it 1"
+            path, None, f"is a chat file: scale {scale} is for block traces, leave it 1"
         )
-    reader = _chat_requests if found is TraceFormat.CHAT else _mooncake_requests
-    return islice(reader(path, options), options.limit)
+    if found is TraceFormat.BAILIAN and scale not in BAILIAN_SCALES:
+        known = ", ".join(map(str, BAILIAN_SCALES))
+        raise TraceError(path, None, f"is a Bailian trace: scale {scale} must be one of {known}")
 
 
 def _chat_requests(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
@@ -73,3 +81,14 @@ def _chat_requests(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
 def _mooncake_requests(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
     for record in read_mooncake_records(path):
         yield record.request(options.scale, options.output_tokens_max)
+
+
+def _bailian_requests(path: Path, options: ReadOptions) -> Iterator[TraceRequest]:
+    return read_bailian_requests(path, options.scale, options.output_tokens_max)
+
+
+_READERS = {
+    TraceFormat.CHAT: _chat_requests,
+    TraceFormat.MOONCAKE: _mooncake_requests,
+    TraceFormat.BAILIAN: _bailian_requests,
+}

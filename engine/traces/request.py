@@ -9,6 +9,7 @@ class TraceFormat(StrEnum):
 
     CHAT = "chat"
     MOONCAKE = "mooncake"
+    BAILIAN = "bailian"
 
 
 @dataclass(frozen=True, slots=True)

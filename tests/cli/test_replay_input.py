@@ -107,7 +107,7 @@ def test_planning_prints_three_rates(tmp_path: Path) -> None:
     assert rows["engine rate"][0] == f"{1024 / 2248:.2%}"
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["engine_rate"] == 1024 / 2248
-    assert (plan["requests"], plan["output_tokens"], plan["pool"]) == (2, 12, None)
+    assert (plan["requests"], plan["output_tokens"], plan["pools"]) == (2, 12, [])
 
 
 def test_planning_with_a_pool(tmp_path: Path) -> None:
@@ -121,15 +121,17 @@ def test_planning_with_a_pool(tmp_path: Path) -> None:
         *("--json", tmp_path / "plan.json"),
     )
     assert result.exit_code == 0, result.output
-    assert "engine rate, 4 blocks" in result.stdout
+    assert table_rows(result.stdout)["4"] == ["1,536", f"{1024 / 4297:.2%}", "50.00%", "0", "1"]
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["pool"] == {
-        "num_blocks": 4,
-        "hit_tokens": 1024,
-        "hit_rate": 1024 / 4297,
-        "evictions": 0,
-        "requests_too_long": 1,
-    }
+    assert plan["pools"] == [
+        {
+            "num_blocks": 4,
+            "hit_tokens": 1024,
+            "hit_rate": 1024 / 4297,
+            "evictions": 0,
+            "requests_too_long": 1,
+        }
+    ]
 
 
 def test_planning_refuses_a_scale(tmp_path: Path) -> None:

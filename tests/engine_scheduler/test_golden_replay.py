@@ -2,11 +2,13 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from slotmirror.engine.golden_replay import replay, replay_file, replay_report
+from slotmirror.engine.golden_replay import VectorFileError, replay, replay_file, replay_report
+from slotmirror.kvcache.event_stream.wire import decode_batch
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "vllm_kv_prefix_cache.json"
 
@@ -76,6 +78,60 @@ def test_planted_differences_are_found(data):
     assert plant(data, "scheduler_traces", wrong_table) == [("scheduler/s_fcfs_small[0]", "new")]
 
 
+MISC = {
+    "group_key": "key",
+    "int64_event_hash": "int",
+    "kv_event_batch_msgpack": "msgpack_hex",
+}
+
+
+@pytest.mark.parametrize(("name", "field"), MISC.items())
+def test_planted_differences_in_byte_forms_are_found(data, name, field):
+    """The group key, the event's integer and the bytes of an event batch are compared too."""
+    planted = copy.deepcopy(data["misc"])
+    planted[name][field] = 1 if field == "int" else planted[name][field][:-2] + "99"
+    differences = replay({"misc": planted}).differences
+    assert [(d.where, d.field) for d in differences] == [(f"misc/{name}", field)]
+
+
+def scenario_bytes(text):
+    """The batch that a scenario emits, decoded."""
+    report = replay({"misc": {"kv_event_batch_msgpack": {"scenario": text, "msgpack_hex": ""}}})
+    (difference,) = report.differences
+    return decode_batch(bytes.fromhex(difference.actual))
+
+
+def test_other_event_scenarios_are_understood():
+    """Another size and algorithm, raw hashes, no adapter, several evictions."""
+    batch = scenario_bytes(
+        "block_size 2, tokens 5..9, salt 'x y', sha256_cbor seed '7'; "
+        "allocate 5 tokens, evict_blocks({1, 2}), free; batch ts=0.25, data_parallel_rank=3, "
+        "raw hashes"
+    )
+    assert (batch.ts, batch.data_parallel_rank) == (0.25, 3)
+    stored, *removed = batch.events
+    assert [len(block_hash) for block_hash in stored.block_hashes] == [32, 32]
+    assert stored.token_ids == [5, 6, 7, 8]
+    assert stored.extra_keys == [("x y",), None]
+    assert [event.block_hashes[0] for event in removed] == stored.block_hashes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tokens 0..8", "tokens 0-8", "block_size 4, tokens 0-8, lora"),
+        ("free", "melt", "KV-event operation 'melt' is not understood"),
+        ("sha256", "md5", "hash algorithm 'md5' is not one of sha256"),
+    ],
+)
+def test_event_scenarios_that_are_not_understood_are_refused(data, old, new, message):
+    """The error shows the part."""
+    vector = data["misc"]["kv_event_batch_msgpack"]
+    changed = vector | {"scenario": vector["scenario"].replace(old, new)}
+    with pytest.raises(VectorFileError, match=re.escape(message)):
+        replay({"misc": {"kv_event_batch_msgpack": changed}})
+
+
 def test_traces_do_not_depend_on_the_environment(monkeypatch, data):
     """Traces have their own seed, whatever PYTHONHASHSEED says."""
     monkeypatch.setenv("PYTHONHASHSEED", "77")
@@ -84,13 +140,22 @@ def test_traces_do_not_depend_on_the_environment(monkeypatch, data):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is not JSON"), ("[]", "top level is no object")],
+    [
+        ("{", "is not JSON"),
+        ("\xff", "is not JSON"),
+        ("[]", "top level is no object"),
+        ("{}", "it holds no vectors"),
+        ('{"hash_vectors": {}}', "hash_vectors must be a list of objects"),
+        ('{"misc": 3}', "misc must be an object, not int"),
+        ('{"manager_traces": [{"name": "a"}]}', "field 'config' is missing in an object with name"),
+        ('{"none_hash": {"md5": {}}}', "hash algorithm 'md5' is not one of sha256, sha256_cbor"),
+    ],
 )
 def test_files_of_another_kind_are_refused(tmp_path, text, message):
     """The error names the file and what is wrong with it."""
     path = tmp_path / "vectors.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"vectors.json.*{message}"):
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(VectorFileError, match=f"vectors.json.*{message}"):
         replay_file(path)
 
 
@@ -113,4 +178,12 @@ def test_unknown_group_types_are_refused(data):
     trace = copy.deepcopy(data["manager_traces"][0])
     trace["config"]["groups"][0]["type"] = "mamba"
     with pytest.raises(ValueError, match="group type 'mamba' is not one of full, swa"):
+        replay({"manager_traces": [trace]})
+
+
+def test_unknown_operations_are_refused(data):
+    """An operation that traces of this format do not have is named."""
+    trace = copy.deepcopy(data["manager_traces"][0])
+    trace["ops"][0]["op"] = "melt"
+    with pytest.raises(VectorFileError, match="operation 'melt' is not one of add, resume"):
         replay({"manager_traces": [trace]})

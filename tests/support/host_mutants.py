@@ -40,7 +40,8 @@ class LeaksBuffers(WithOtherBuffers):
 class ForgetsToUncount(WithOtherBuffers):
     def other(self, buffer, shape, dtype, pinned):
         if pinned:
-            buffer._meter = type(buffer._meter)()
+            self._pinned.count(buffer.reserved_bytes)
+            buffer._release()
         return buffer
 
 
@@ -65,6 +66,12 @@ class Misaligns(WithOtherBuffers):
         over = BufferOver(buffer)
         over.tensor = raw[8 : 8 + count].view(dtype).view(tuple(shape))
         return over
+
+
+class FollowsTheDefaultDevice(WithOtherBuffers):
+    def other(self, buffer, shape, dtype, pinned):
+        buffer.tensor = torch.empty(tuple(shape), dtype=dtype)
+        return buffer
 
 
 class SharesBuffers(WithOtherBuffers):

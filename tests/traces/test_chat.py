@@ -93,7 +93,7 @@ def test_limit_counts_requests(tmp_path: Path) -> None:
 def test_scale_is_refused_for_a_chat_file(tmp_path: Path) -> None:
     """Real text cannot be shrunk: the error names the setting."""
     path = write_chat(tmp_path / "c.jsonl", DIALOGUE)
-    with pytest.raises(TraceError, match=r"is a chat file: scale 2 is for Mooncake traces"):
+    with pytest.raises(TraceError, match=r"is a chat file: scale 2 is for block traces"):
         read_requests(path, ReadOptions(scale=2))
 
 

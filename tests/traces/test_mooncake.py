@@ -12,7 +12,8 @@ from slotmirror.engine.traces import (
     read_mooncake_records,
     read_requests,
 )
-from slotmirror.engine.traces.mooncake import SCALES, block_tokens
+from slotmirror.engine.traces.block_tokens import block_tokens
+from slotmirror.engine.traces.mooncake import SCALES
 
 GOOD = {"timestamp": 27, "input_length": 1100, "output_length": 40, "hash_ids": [0, 46, 47]}
 

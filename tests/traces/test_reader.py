@@ -47,7 +47,7 @@ def test_a_line_of_no_format_says_what_tells_one(
         detect_format(path)
     assert str(caught.value) == (
         f"{path}:1: {found} of the fields 'messages' (a chat file) and 'hash_ids' "
-        "(a Mooncake trace): exactly one tells the format"
+        "(a block trace): exactly one tells the format"
     )
 
 

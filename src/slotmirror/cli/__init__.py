@@ -1,11 +1,16 @@
-"""The command line: `slotmirror replay`, `slotmirror plan`, `slotmirror backends`.
+"""The command line: `slotmirror replay`, `plan`, `backends`, `conformance`, `explore`, `golden`.
 
 Every command parses its options, calls one library function and renders what it returns.
 """
 
 import typer
 
+import slotmirror.cli.autoload  # noqa: F401 - before torch  # isort: split
 from slotmirror.cli.backends_command import backends
+from slotmirror.cli.calibrate_command import calibrate_backend
+from slotmirror.cli.conformance_command import conformance
+from slotmirror.cli.explore_command import explore
+from slotmirror.cli.golden_command import golden
 from slotmirror.cli.plan_command import plan
 from slotmirror.cli.replay_command import replay
 
@@ -19,4 +24,8 @@ app = typer.Typer(
 )
 app.command()(replay)
 app.command()(backends)
+app.command()(conformance)
 app.command()(plan)
+app.command("calibrate")(calibrate_backend)
+app.command()(explore)
+app.add_typer(golden, name="golden")

@@ -11,7 +11,7 @@ from slotmirror.engine.planning import TracePlan
 
 
 def show_trace_plan(console: Console, path: Path, plan: TracePlan) -> None:
-    """Print the size of the trace, its three rates, and what the pool reaches."""
+    """Print the size of the trace, its three rates, and what each pool reaches."""
     rates = plan.rates
     table = Table(title=Text(f"{path.name} ({plan.format}), blocks of {rates.block_size} tokens"))
     table.add_column("what")
@@ -31,14 +31,25 @@ def show_trace_plan(console: Console, path: Path, plan: TracePlan) -> None:
     table.add_row(
         "engine rate", percent(rates.engine_rate), "whole blocks only, last token recomputed"
     )
-    if plan.pool is not None and plan.pool_rate is not None:
-        table.add_section()
-        pool = plan.pool
-        table.add_row(
-            f"engine rate, {count(pool.num_blocks)} blocks",
-            percent(plan.pool_rate),
-            "one request after another",
-        )
-        table.add_row("evictions", count(pool.evictions), "blocks dropped for other content")
-        table.add_row("requests too long", count(pool.requests_too_long), "never fit, not served")
     console.print(table)
+    if plan.pools:
+        console.print(_pool_table(plan))
+
+
+def _pool_table(plan: TracePlan) -> Table:
+    """Hit rate against capacity."""
+    table = Table(title="Hit rate against capacity, one request after another")
+    for column in ("blocks", "tokens", "engine rate", "of the most", "evictions", "too long"):
+        table.add_column(column, justify="right")
+    most = plan.rates.engine_rate
+    for pool in sorted(plan.pools, key=lambda pool: pool.num_blocks):
+        rate = plan.rate_of(pool)
+        table.add_row(
+            count(pool.num_blocks),
+            count((pool.num_blocks - 1) * plan.rates.block_size),
+            percent(rate),
+            percent(rate / most if most else 1.0),
+            count(pool.evictions),
+            count(pool.requests_too_long),
+        )
+    return table

@@ -1,0 +1,228 @@
+"""Any sequence of public calls, right ones and wrong ones, against the plain dictionaries."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from slotmirror.backends.cpu_ref import CpuRefBackend
+from slotmirror.conformance.simulated import SimulatedBackend
+from slotmirror.conformance.traces.delivery_check import DeliveryCheck
+from slotmirror.conformance.traces.outputs import page_stamps
+from slotmirror.conformance.traces.plain_model import PlainModel
+from slotmirror.conformance.traces.rows import HOST_KEY, OPTIONAL_KEYS, RowTable, as_tensor
+from slotmirror.conformance.traces.toy_engine import ToyEngine, ToySettings
+from slotmirror.conformance.traces.trace import TraceStep
+from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import (
+    CacheShutDownError,
+    MissingRowsError,
+    ReplayOrderError,
+    RequestNotInStepError,
+    StepStateError,
+    UnknownStepError,
+    WaitTimeoutError,
+)
+from slotmirror.core.key_spec import HIDDEN_KEY
+from slotmirror.core.manager import PrefixCacheManager
+from slotmirror.core.policy import ModelCachePolicy
+
+DEPTH = 2
+ROWS = RowTable(8192)
+SETTINGS = ToySettings(num_blocks=10, block_size=2, prefix_tokens_max=8, draft=0.2, replace=0.08)
+
+
+class PublicCalls(RuleBasedStateMachine):
+    """Inline, so that a call has happened when it returns; engine and consumer in one thread."""
+
+    @initialize(
+        seed=st.integers(0, 2**16),
+        hidden=st.booleans(),
+        deferred=st.frozensets(st.sampled_from(OPTIONAL_KEYS)),
+        simulated=st.booleans(),
+        prefetch=st.booleans(),
+        budget=st.sampled_from([1, 200, 10**6]),
+    )
+    def make(self, seed, hidden, deferred, simulated, prefetch, budget):
+        self.rng = random.Random(seed)
+        self.engine = ToyEngine(self.rng, SETTINGS)
+        self.backend = SimulatedBackend(seed=seed) if simulated else CpuRefBackend()
+        config = PrefixCacheConfig(
+            num_blocks=SETTINGS.num_blocks,
+            block_size=SETTINGS.block_size,
+            staging_depth=DEPTH,
+            staging_capacity_tokens=64,
+            staging_claim_timeout_s=0.001,
+            device_staging_bytes_max=budget,
+            copy_chunk_bytes=40,
+            prefetch=prefetch,
+            committer="inline",
+        )
+        self.cache = PrefixCacheManager(config, self.backend)
+        self.cache.register_policy(
+            ModelCachePolicy(needs_full_hidden_states=hidden, deferred_keys=deferred)
+        )
+        self.model = PlainModel(hidden)
+        self.open: TraceStep | None = None
+        self.saved: dict[int, TraceStep] = {}
+
+    # -- the engine -------------------------------------------------------------------------
+
+    @rule(seed=st.integers(0, 2**16), drafts=st.booleans())
+    def start(self, seed, drafts):
+        """A step starts; one that was open is never saved (C3)."""
+        self.rng.seed(seed)
+        events, parts = self.engine.step(last=not drafts)
+        step = TraceStep(events=events, parts=parts, order=tuple(p.req_id for p in parts))
+        mark = self.model.mark()
+        self.cache.new_step_starts(events)
+        self.model.start(step, mark)
+        self.open = step if parts else None
+
+    @precondition(lambda self: self.open is not None)
+    @rule(keys=st.frozensets(st.sampled_from(OPTIONAL_KEYS)), shuffle=st.randoms())
+    def save(self, keys, shuffle):
+        """The open step is saved, in any order of rows, if a page is free (S1)."""
+        order = list(self.open.order)
+        shuffle.shuffle(order)
+        hidden = (HIDDEN_KEY,) if self.model.needs_hidden else ()
+        step = TraceStep(
+            events=self.open.events,
+            parts=self.open.parts,
+            keys=(*hidden, *sorted(keys)),
+            order=tuple(order),
+        )
+        if len(self.model.unconsumed) == DEPTH:
+            with pytest.raises(WaitTimeoutError, match="a free staging page"):
+                self._save(step)
+            return
+        step_id = self._save(step)
+        self.model.save(step_id, step)
+        self.saved[step_id] = step
+        self.open = None
+
+    def _save(self, step):
+        stamps = page_stamps(step)
+        outputs = {key: as_tensor(key, ROWS.rows(key, stamps)) for key in step.keys}
+        if isinstance(self.backend, SimulatedBackend):
+            outputs = {
+                key: tensor if key == HOST_KEY else self.backend.upload(tensor)
+                for key, tensor in outputs.items()
+            }
+        hidden = outputs.pop(HIDDEN_KEY, None)
+        return self.cache.save_outputs(
+            hidden, outputs, num_tokens_unpadded=len(stamps), req_ids=step.order
+        )
+
+    @precondition(lambda self: self.open is None)
+    @rule()
+    def save_without_a_step(self):
+        """C4: nothing is saved that was not started."""
+        with pytest.raises(StepStateError, match="without an open step"):
+            self.cache.save_outputs(None, {"layer": torch.zeros(1, 3)}, num_tokens_unpadded=1)
+
+    @rule()
+    def reset(self):
+        """R1: all rows are forgotten, steps in flight are not."""
+        self.cache.reset()
+        self.engine.reset()
+        self.model.reset()
+
+    # -- consumers --------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.unconsumed)
+    @rule(data=st.data())
+    def materialize(self, data):
+        """Some requests of a step are delivered, or refused for a reason that the model knows."""
+        step_id = data.draw(st.sampled_from(sorted(self.model.unconsumed)))
+        names = tuple(self.model.unconsumed[step_id].parts)
+        wanted = tuple(data.draw(st.permutations(names))[: data.draw(st.integers(0, len(names)))])
+        missing = [name for name in wanted if self.model.must_miss(step_id, name)]
+        refusal = None
+        if self.model.unverified(step_id):
+            refusal = StepStateError
+        elif self.model.must_wait_for(step_id):
+            refusal = ReplayOrderError
+        elif missing:
+            refusal = MissingRowsError
+        if refusal is not None:
+            with pytest.raises(refusal):
+                self.cache.materialize(step_id, wanted)
+            return
+        self.model.begin(step_id, wanted)
+        out = self.cache.materialize(step_id, wanted)
+        DeliveryCheck(self.model, ROWS, self.saved[step_id]).check(step_id, wanted, out)
+        self.model.consumed(step_id)
+
+    @precondition(lambda self: self.model.unconsumed)
+    @rule(data=st.data())
+    def discard(self, data):
+        """A step is consumed without its rows; they stay in the pool."""
+        step_id = data.draw(st.sampled_from(sorted(self.model.unconsumed)))
+        self.model.begin(step_id, ())
+        self.cache.discard_step(step_id)
+        self.model.consumed(step_id)
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def consume_again(self, data):
+        """S2: an id that is used up, or was never given out, is refused."""
+        used = sorted(set(self.saved) - set(self.model.unconsumed))
+        step_id = data.draw(st.sampled_from([*used, 10**6]))
+        for call in (self.cache.materialize, self.cache.discard_step):
+            with pytest.raises(UnknownStepError):
+                call(step_id)
+
+    @precondition(lambda self: self.model.unconsumed)
+    @rule()
+    def ask_for_a_stranger(self):
+        """S2: a request outside the step's snapshot is refused, and consumes nothing."""
+        with pytest.raises(RequestNotInStepError, match="stranger"):
+            self.cache.materialize(min(self.model.unconsumed), ["stranger"])
+
+    @rule()
+    def quiesce(self):
+        """S3: the log is drained; inline there is never anything in it."""
+        self.cache.quiesce(1.0)
+
+    # -- what always holds ------------------------------------------------------------------
+
+    @invariant()
+    def pages_belong_to_unconsumed_steps(self):
+        """Inline every write is over, so only steps hold pages; none is lost or left over."""
+        stats = self.cache.stats()
+        assert stats["unconsumed_steps"] == sorted(self.model.unconsumed)
+        assert stats["pages_held"] == len(self.model.unconsumed)
+        assert stats["log_length"] == 0
+        assert stats["failures"] == 0
+
+    def teardown(self):
+        """S3: everything is given back, and every later call raises."""
+        if not hasattr(self, "cache"):
+            return
+        self.cache.shutdown()
+        self.cache.shutdown()
+        memory = self.cache.memory_stats()
+        assert memory["pool_bytes"] == memory["staging_bytes"] == 0
+        assert memory["deferred_device_bytes"] == 0
+        for call in (self.cache.reset, lambda: self.cache.materialize(1)):
+            with pytest.raises(CacheShutDownError):
+                call()
+        if isinstance(self.backend, SimulatedBackend):
+            assert self.backend.violations == []
+            assert self.backend.open_host_bytes == 0
+
+
+TestPublicCalls = PublicCalls.TestCase
+TestPublicCalls.settings = settings(max_examples=60, stateful_step_count=40)

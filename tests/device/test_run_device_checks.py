@@ -1,0 +1,92 @@
+"""The device script without a device: every section runs, and failures are reported."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.source_tree import ROOT
+from support.stand_in.backends import StandInCuda, StandInNpu
+from support.stand_in.bench import StandInWorkbench
+
+MEASUREMENTS = ["bandwidth", "overlap", "decode_step", "direct_capture", "capture_elsewhere",
+                "page_locked_bytes"]  # fmt: skip
+
+
+@pytest.fixture
+def script() -> types.ModuleType:
+    """The script as a module."""
+    path = ROOT / "tests" / "device" / "run_device_checks.py"
+    spec = importlib.util.spec_from_file_location("run_device_checks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(script: types.ModuleType, folder: Path, *arguments: str) -> tuple[int, dict[str, dict]]:
+    """The exit code and the report."""
+    file = folder / "device.json"
+    code = script.main(["--quick", "--json", str(file), *arguments])
+    return code, json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_every_section_runs_on_the_reference(script: types.ModuleType, tmp_path: Path) -> None:
+    """Sections that need a device say so; none fails."""
+    code, report = run(script, tmp_path, "--backend", "cpu_ref", "--only", *MEASUREMENTS)
+    assert code == 0, report
+    assert report["direct_capture"]["refused"].startswith("copies are synchronous")
+    assert report["capture_elsewhere"]["refused"] == "no graphs on cpu"
+    assert report["bandwidth"]["pageable_gb_s"].keys() == {"8192", "131072", "1048576"}
+    assert report["torch"] == str(torch.__version__)
+
+
+@pytest.mark.parametrize("backend", [StandInCuda, StandInNpu])
+def test_the_measuring_sections_run_on_an_asynchronous_device(
+    script: types.ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: type[StandInCuda] | type[StandInNpu],
+) -> None:
+    """Over the stand-in, whose times mean nothing but whose copies are asynchronous."""
+    instance = backend()
+    monkeypatch.setattr(script, "load_backend", lambda name: instance)
+    monkeypatch.setattr(script, "default_workbench", StandInWorkbench)
+    with instance.mode:
+        _, report = run(script, tmp_path, "--backend", backend.name, "--only", *MEASUREMENTS)
+    assert [name for name in MEASUREMENTS if "error" in report[name]] == []
+    assert report["page_locked_bytes"]["reserved_bytes"] == 4 << 20
+    assert report["decode_step"]["save_outputs_us"] > 0
+    assert "crossover_rows" in report["direct_capture"]
+
+
+def test_a_failing_section_is_reported_and_the_others_run(
+    script: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1, the error and its traceback in the file."""
+
+    def overlap(machine: object) -> dict[str, object]:
+        raise RuntimeError("the device fell off the bus")
+
+    monkeypatch.setattr(script, "SECTIONS", (overlap, script.page_locked_bytes))
+    code, report = run(script, tmp_path, "--backend", "cpu_ref")
+    assert code == 1
+    assert report["overlap"]["error"] == "RuntimeError('the device fell off the bus')"
+    assert "Traceback" in report["overlap"]["traceback"]
+    assert report["page_locked_bytes"]["ok"] is True
+
+
+def test_sections_without_time_left_are_failures(
+    script: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script ends within its budget and does not claim what it has not measured."""
+    monkeypatch.setattr(script, "BUDGET_S", -1)
+    code, report = run(script, tmp_path, "--backend", "cpu_ref", "--only", "bandwidth")
+    assert code == 1
+    assert report["bandwidth"] == {"ok": False, "error": "no time was left"}

@@ -1,0 +1,63 @@
+"""A random model of two layers, made on the spot, and its independent reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+VOCABULARY = 512
+
+
+def make_model(folder: Path) -> Path:
+    """Write the model, 660 KB, unless it is there; no tokenizer."""
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=1024,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class Reference:
+    """The same weights under transformers: one forward per token sequence, remembered."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._model = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        self._known: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+
+    def rows(self, tokens: list[int]) -> dict[str, torch.Tensor]:
+        """`hidden_states` after the last norm, and `hidden_states.layer_0`, (tokens, 64) each."""
+        key = tuple(tokens)
+        if key not in self._known:
+            with torch.no_grad():
+                out = self._model.model(torch.tensor([tokens]), output_hidden_states=True)
+            self._known[key] = {
+                "hidden_states": out.last_hidden_state[0],
+                "hidden_states.layer_0": out.hidden_states[1][0],
+            }
+        return self._known[key]
+
+
+class Tokens:
+    """Seeded random token sequences."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def sequence(self, length: int) -> list[int]:
+        """`length` token ids."""
+        return torch.randint(0, VOCABULARY, (length,), generator=self._generator).tolist()
+
+    def number(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high - 1`."""
+        return int(torch.randint(low, high, (1,), generator=self._generator))

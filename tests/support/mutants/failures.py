@@ -1,0 +1,83 @@
+"""Mutants that show when something fails, stalls, or runs on a thread of its own."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from slotmirror.core import oplog
+from slotmirror.core.committer import Committer
+from slotmirror.core.deferred import DeviceBudget
+from slotmirror.core.operations import PageHold
+from slotmirror.core.page_transfer import PageTransfer
+from support.mutants.mutant import Mutant
+
+
+def _failing() -> bool:
+    """Whether an exception is being handled right now."""
+    return sys.exc_info()[0] is not None
+
+
+def a_failed_save_keeps_its_bytes(patches: pytest.MonkeyPatch) -> None:
+    release = DeviceBudget.release
+    patches.setattr(
+        DeviceBudget, "release", lambda self, n: None if _failing() else release(self, n)
+    )
+
+
+def a_failed_save_keeps_its_page(patches: pytest.MonkeyPatch) -> None:
+    let_go = PageTransfer.let_go
+    patches.setattr(
+        PageTransfer, "let_go", lambda self, page: None if _failing() else let_go(self, page)
+    )
+
+
+def the_mover_binds_no_device(patches: pytest.MonkeyPatch) -> None:
+    patches.setattr(Committer, "_bind", lambda self: None)
+
+
+def a_stalled_device_kills_the_cache(patches: pytest.MonkeyPatch) -> None:
+    wait_fence = Committer.wait_fence
+
+    def bounded(self, fence):
+        if not fence.wait(self._config.staging_claim_timeout_s):
+            raise TimeoutError("the device is late")
+        wait_fence(self, fence)
+
+    patches.setattr(Committer, "wait_fence", bounded)
+
+
+def clones_are_freed_before_their_copy_has_run(patches: pytest.MonkeyPatch) -> None:
+    arrive = PageHold.arrive
+
+    def too_early(self, mover):
+        self.clones = ()
+        arrive(self, mover)
+
+    patches.setattr(PageHold, "arrive", too_early)
+
+
+def clones_of_a_failed_launch_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:
+    give_up = PageTransfer._give_up
+    patches.setattr(PageTransfer, "_give_up", lambda self, page, pairs: give_up(self, page, []))
+
+
+def a_stored_failure_keeps_its_frames(patches: pytest.MonkeyPatch) -> None:
+    patches.setattr(oplog, "without_tracebacks", lambda error: error)
+
+
+MUTANTS = [
+    Mutant(12, "a save that fails after reserving leaks its bytes",
+           a_failed_save_keeps_its_bytes, faults=True),
+    Mutant(13, "a half-failed save makes the next one hang", a_failed_save_keeps_its_page,
+           faults=True),
+    Mutant(19, "a thread works on the wrong device", the_mover_binds_no_device),
+    Mutant(29, "a stalled peer rank's time-out kills the cache", a_stalled_device_kills_the_cache,
+           faults=True),
+    Mutant(31, "clones are freed under a running copy", clones_are_freed_before_their_copy_has_run),
+    Mutant(31, "clones of a failed launch are freed under a running copy",
+           clones_of_a_failed_launch_are_freed_at_once, faults=True),
+    Mutant(31, "a stored traceback keeps clones alive for ever", a_stored_failure_keeps_its_frames,
+           faults=True),
+]  # fmt: skip

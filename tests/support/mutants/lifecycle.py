@@ -1,0 +1,119 @@
+"""Mutants that deliver positions twice, or not at all, or never let go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slotmirror.core.consumers import StepConsumers
+from slotmirror.core.data_plane import DataPlane
+from slotmirror.core.errors import MissingRowsError, ReplayOrderError
+from slotmirror.core.hit_planning import HitPlanner
+from slotmirror.core.hit_registry import HitRegistry
+from slotmirror.core.merge import Merge
+from slotmirror.core.unconsumed import UnconsumedSteps
+from support.mutants.mutant import Mutant
+
+
+def a_resume_has_no_hit_span(patches: pytest.MonkeyPatch) -> None:
+    spans = HitRegistry._spans
+
+    def fresh_only(self, events, hits):
+        return spans(self, events, [h for h in hits if h[0].req_id not in self._row_of])
+
+    patches.setattr(HitRegistry, "_spans", fresh_only)
+
+
+def a_continuation_is_a_hit(patches: pytest.MonkeyPatch) -> None:
+    spans = HitRegistry._spans
+
+    def live_too(self, events, hits):
+        known = {request.req_id for request, _ in hits}
+        more = [
+            (request, 0)
+            for request in events.new
+            if request.req_id not in known and request.num_computed_tokens % self._block_size == 0
+        ]
+        return spans(self, events, [*hits, *more])
+
+    patches.setattr(HitRegistry, "_spans", live_too)
+
+
+def a_resume_is_trimmed_when_planned_only(patches: pytest.MonkeyPatch) -> None:
+    make = Merge.__init__
+
+    def untrimmed(self, step, *arguments, **settings):
+        step.delivered_before = np.zeros_like(step.delivered_before)
+        make(self, step, *arguments, **settings)
+
+    patches.setattr(Merge, "__init__", untrimmed)
+
+
+def a_discarded_step_is_waited_for(patches: pytest.MonkeyPatch) -> None:
+    take, check = UnconsumedSteps.take, UnconsumedSteps._check_replays
+    discarded = []
+
+    def remember(self, step_id):
+        step = take(self, step_id)
+        discarded[:] = [(self, step)]
+        return step
+
+    def wait_for_it(self, step):
+        check(self, step)
+        for steps, gone in discarded:
+            owners = step.owners[step.replays]
+            if steps is self and gone.step_id < step.step_id and np.isin(owners, gone.owners).any():
+                raise ReplayOrderError(step.step_id, [gone.step_id], [])
+
+    patches.setattr(UnconsumedSteps, "take", remember)
+    patches.setattr(UnconsumedSteps, "_check_replays", wait_for_it)
+
+
+def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
+    plan, materialize = HitPlanner.gathers, StepConsumers.materialize
+    registered = {}
+
+    def register(self, layout, keys):
+        gathers = plan(self, layout, keys)
+        registered.setdefault(id(self._meter), {})[id(layout)] = gathers
+        return gathers
+
+    def fetch(self, step_id, req_ids, **settings):
+        step = self._steps._steps.get(step_id)
+        out = materialize(self, step_id, req_ids, **settings)
+        registered[id(self._plane.meter)].pop(id(step.layout), None)
+        return out
+
+    patches.setattr(HitPlanner, "gathers", register)
+    patches.setattr(StepConsumers, "materialize", fetch)
+
+
+def shutdown_does_not_wait_for_readers(patches: pytest.MonkeyPatch) -> None:
+    close = DataPlane.close
+    patches.setattr(DataPlane, "close", lambda self, busy_consumers: close(self, lambda: 0))
+
+
+def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:
+    materialize = StepConsumers.materialize
+
+    def consume(self, step_id, req_ids, **settings):
+        try:
+            return materialize(self, step_id, req_ids, **settings)
+        except MissingRowsError:
+            self.discard(step_id)
+            raise
+
+    patches.setattr(StepConsumers, "materialize", consume)
+
+
+MUTANTS = [
+    Mutant(17, "a read that was planned but never fetched stays registered",
+           planned_reads_of_discarded_steps_stay),
+    Mutant(18, "shutdown does not wait for readers", shutdown_does_not_wait_for_readers),
+    Mutant(24, "a resume delivers nothing of the newly hit span", a_resume_has_no_hit_span),
+    Mutant(25, "a continuation delivers rows twice", a_continuation_is_a_hit),
+    Mutant(27, "a resume trimmed only when planned delivers rows twice",
+           a_resume_is_trimmed_when_planned_only),
+    Mutant(28, "a discard makes a later legal step raise", a_discarded_step_is_waited_for),
+    Mutant(32, "one unreadable hit loses the whole step", one_unreadable_hit_consumes_the_step),
+]  # fmt: skip
