@@ -29,7 +29,7 @@ from slotmirror.kvcache.specs import (
     KVCacheGroupSpec,
     SlidingWindowSpec,
 )
-from vllm_kv.plans import Group, ManagerPlan, RequestPlan, SchedulerPlan
+from vllm_kv.plans import Group, ManagerPlan, RequestPlan, SchedulerPlan, own_object
 
 RUNNING, PREEMPTED = RequestStatus.RUNNING, RequestStatus.PREEMPTED
 
@@ -96,9 +96,14 @@ def request(plan: RequestPlan, hasher: Any) -> Request:
             stop_token_ids=frozenset(plan.stop_token_ids),
             skip_reading_prefix_cache=plan.skip_reading,
         ),
-        mm_features=[MultimodalFeature(*feature) for feature in plan.features],
-        lora_request=LoRARequest(plan.lora, f"/adapters/{plan.lora}", 1) if plan.lora else None,
-        cache_salt=plan.salt,
+        mm_features=[
+            MultimodalFeature(str(own_object(name)), offset, length)
+            for name, offset, length in plan.features
+        ],
+        lora_request=LoRARequest(str(own_object(plan.lora)), f"/adapters/{plan.lora}", 1)
+        if plan.lora
+        else None,
+        cache_salt=own_object(plan.salt),
         priority=plan.priority,
         arrival_time=plan.arrival_time,
         block_hasher=hasher,

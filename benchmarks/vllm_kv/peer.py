@@ -46,7 +46,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_kv.plans import Group, ManagerPlan, RequestPlan, SchedulerPlan, Scope
+from vllm_kv.plans import Group, ManagerPlan, RequestPlan, SchedulerPlan, Scope, own_object
 
 VERSION: str = vllm.__version__
 IS_0_25 = VERSION.startswith("0.25.")
@@ -88,12 +88,7 @@ def block_hasher(plan: ManagerPlan) -> Any:
 
 def manager(plan: ManagerPlan, *, events: bool = True) -> KVCacheManager:
     """A manager as the engine makes it."""
-    envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES = plan.int_hashes
     config = _kv_cache_config(plan)
-    if IS_0_25:
-        envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL = plan.retention_interval
-    else:
-        config.prefix_cache_retention_interval = plan.retention_interval
     parameters = inspect.signature(KVCacheManager.__init__).parameters
     batched = next(n for n in ("max_num_batched_tokens", "max_in_flight_tokens") if n in parameters)
     return KVCacheManager(
@@ -112,7 +107,7 @@ def manager(plan: ManagerPlan, *, events: bool = True) -> KVCacheManager:
 
 def request(plan: RequestPlan, hasher: Any) -> Request:
     """The request, its features as the front end hands them over."""
-    lora = LoRARequest(_own_object(plan.lora), 1, f"/adapters/{plan.lora}") if plan.lora else None
+    lora = LoRARequest(own_object(plan.lora), 1, f"/adapters/{plan.lora}") if plan.lora else None
     return Request(
         plan.req_id,
         list(plan.tokens),
@@ -125,7 +120,7 @@ def request(plan: RequestPlan, hasher: Any) -> Request:
         None,
         mm_features=[_feature(*feature) for feature in plan.features],
         lora_request=lora,
-        cache_salt=_own_object(plan.salt),
+        cache_salt=own_object(plan.salt),
         priority=plan.priority,
         arrival_time=plan.arrival_time,
         block_hasher=hasher,
@@ -244,24 +239,26 @@ def _feature(identifier: str, offset: int, length: int) -> MultiModalFeatureSpec
     return MultiModalFeatureSpec(
         data=None,
         modality="image",
-        identifier=_own_object(identifier),
+        identifier=own_object(identifier),
         mm_position=PlaceholderRange(offset=offset, length=length),
     )
 
 
-def _own_object(text: str | None) -> str | None:
-    """vLLM's pickled hashes depend on which strings are one object (X6)."""
-    return text and (text + " ")[:-1]
-
-
 def _kv_cache_config(plan: ManagerPlan) -> KVCacheConfig:
-    return KVCacheConfig(
+    """The groups of the plan; sets what vLLM reads from its environment instead."""
+    envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES = plan.int_hashes
+    if IS_0_25:
+        envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL = plan.retention_interval
+    config = KVCacheConfig(
         num_blocks=plan.num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=[
             KVCacheGroupSpec([f"layer{i}"], _spec(group)) for i, group in enumerate(plan.groups)
         ],
     )
+    if not IS_0_25:
+        config.prefix_cache_retention_interval = plan.retention_interval
+    return config
 
 
 def _spec(group: Group) -> Any:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from slotmirror.conformance.backend_suite.check import Check, Refused
 from slotmirror.conformance.backend_suite.simulated_bench import SimulatedWorkbench
 from slotmirror.conformance.backend_suite.workbench import Workbench
+from slotmirror.conformance.quiet import quiet_core
 from slotmirror.conformance.simulated import SimulatedBackend
 from slotmirror.core.backend import DeviceBackend
 
@@ -46,7 +47,7 @@ def perform(
     known = deviations.get(check.name)
     try:
         bench = new_bench()
-        with bench.active():
+        with quiet_core(), bench.active():
             check.run(bench)
         broken = bench.violations()
         if broken:

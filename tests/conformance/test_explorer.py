@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from slotmirror.conformance.explorer.choices import SeededChoices
 from slotmirror.conformance.explorer.exhaustive import explore_all
 from slotmirror.conformance.explorer.faults import FaultJudge, FaultPlanned, Reaction, Trouble
-from slotmirror.conformance.explorer.run import RunFailure
+from slotmirror.conformance.explorer.run import ExploredRun, RunFailure, RunOptions
 from slotmirror.conformance.explorer.scheduler import ScheduleError
 from slotmirror.conformance.explorer.search import ExploreReport, explore, quiet_runs, run_seed
 from slotmirror.conformance.simulated import FaultKind
+from slotmirror.conformance.traces.generate import TraceOptions, draw_trace
 from slotmirror.conformance.traces.scenarios import scenarios
+from slotmirror.core import mover_helpers
 from slotmirror.core.errors import CacheFailedError, WaitTimeoutError
 from slotmirror.core.slot_table import SlotTable
 
@@ -64,7 +68,7 @@ def test_everything_that_may_happen_does(explored) -> None:
         "deferred rows dead": 20,
         "batches closed by ended": 200,
         "batches closed by preempted": 50,
-        "batches closed by hit": 50,
+        "batches closed by hit": 20,
         "batches closed by budget": 200,
         "batches closed by reset": 5,
     }
@@ -185,3 +189,19 @@ def test_a_time_out_without_a_reason_ends_the_run(kind: FaultKind | None) -> Non
     """Nothing hangs where nothing stalls."""
     with pytest.raises(ScheduleError, match=r"without reason|a legal call met WaitTimeout"):
         judge(kind).judge(WaitTimeoutError("unconsumed step ids []"))
+
+
+def test_gathers_that_are_split_among_helpers_are_as_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`mover_threads`: helpers are actors too; every gather is split that has two rows."""
+    monkeypatch.setattr(mover_helpers, "SPLIT_BYTES_MIN", 8)
+    rows = 0
+    with quiet_runs():
+        for seed in range(150):
+            trace, _ = draw_trace(seed // 3, TraceOptions(steps=6))
+            split = replace(trace, config=replace(trace.config, mover_threads=2 + seed % 2))
+            options = RunOptions(early_shutdown=seed % 5 == 0)
+            run = ExploredRun(split, SeededChoices(seed), seed, options)
+            rows += run.play().counts["rows"]
+    assert rows > 4000
