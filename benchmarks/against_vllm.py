@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm_kv.timing import Time
 
-QUICK_SEEDS, SEEDS = 150, 1000
+QUICK_SEEDS, SEEDS = 400, 2000
 MANAGER_OPERATIONS, SCHEDULER_STEPS = 150, 80
 QUICK_REPETITIONS = {1024: 40, 8192: 20, 65536: 5}
 REPETITIONS = {1024: 200, 8192: 80, 65536: 15}
@@ -71,7 +71,7 @@ def markdown(version: str, times: list[Time]) -> str:
     """One row per operation, one group of columns per prompt length."""
     sizes = sorted({entry.num_tokens for entry in times})
     heads = " | ".join(f"{size:,} tokens: vLLM µs | ours µs | ratio" for size in sizes)
-    lines = [f"| vLLM {version}, sha256 | {heads} |", "|---|" + "--:|" * (3 * len(sizes))]
+    lines = [f"| vLLM {version} | {heads} |", "|---|" + "--:|" * (3 * len(sizes))]
     for operation in dict.fromkeys(entry.operation for entry in times):
         cells = [
             f"{entry.theirs_us:,.1f} | {entry.ours_us:,.1f} | {entry.ratio:.2f}"

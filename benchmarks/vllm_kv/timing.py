@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from vllm_kv import ours, peer
@@ -17,6 +17,7 @@ from vllm_kv.plans import ManagerPlan, RequestPlan
 
 BLOCK_SIZE = 16
 _DECODE_STEPS = 20
+_OTHER_ALGORITHMS = ("sha256_cbor", "xxhash", "xxhash_cbor")
 _LOOKUPS = 5
 _CLOCK_SAMPLES = 2000
 _VOCABULARY = 150_000
@@ -29,7 +30,8 @@ class Side:
     """The calls of one side."""
 
     manager: Callable[[ManagerPlan], Any]
-    request: Callable[[RequestPlan], Any]
+    request: Callable[[RequestPlan, Any], Any]
+    hashers: dict[str, Any]
     lookup: Callable[[Any, Any], tuple[Any, int]]
     running: Any
 
@@ -75,16 +77,18 @@ class Samples:
 def measure(side: Ours, num_tokens: int, repetitions: int) -> list[Time]:
     """Every operation on prompts of this length, with sha256 and blocks of 16."""
     plan = ManagerPlan(num_tokens // BLOCK_SIZE + 8, ((BLOCK_SIZE, None),), 1 << 20, 1 << 20)
-    their_hasher, our_hasher = peer.block_hasher(plan), side.block_hasher(plan)
+    plans = [replace(plan, algo=algo) for algo in (plan.algo, *_OTHER_ALGORITHMS)]
     theirs = Side(
         lambda plan: peer.manager(plan, events=False),
-        lambda plan: peer.request(plan, their_hasher),
+        peer.request,
+        {plan.algo: peer.block_hasher(plan) for plan in reversed(plans)},
         peer.lookup,
         peer.RUNNING,
     )
     mine = Side(
         lambda plan: side.manager(plan, events=False),
-        lambda plan: ours.request(plan, our_hasher),
+        ours.request,
+        {plan.algo: side.block_hasher(plan) for plan in plans},
         lambda manager, request: manager.get_computed_blocks(request),
         ours.RUNNING,
     )
@@ -109,7 +113,10 @@ def _run_once(side: Side, plan: ManagerPlan, tokens: tuple[int, ...], samples: S
     )
     gc.collect()
     gc.disable()
-    request = samples.time("request and hashes", side.request, first)
+    for algo in _OTHER_ALGORITHMS:
+        samples.time(f"request and hashes, {algo}", side.request, first, side.hashers[algo])
+    hasher = side.hashers[plan.algo]
+    request = samples.time("request and hashes, sha256", side.request, first, hasher)
     for _ in range(_LOOKUPS):
         hits, _ = samples.time("lookup, miss", side.lookup, manager, request)
     samples.time("allocate, cold", manager.allocate_slots, request, num_tokens, 0, hits)
@@ -119,12 +126,12 @@ def _run_once(side: Side, plan: ManagerPlan, tokens: tuple[int, ...], samples: S
         samples.time("decode allocate", manager.allocate_slots, request, 1)
         request.num_computed_tokens += 1
     samples.time("free", manager.free, request)
-    request = side.request(second)
+    request = side.request(second, hasher)
     hits, num_hits = samples.time("lookup, full hit", side.lookup, manager, request)
     samples.time("allocate, after full hit", manager.allocate_slots, request, 1, num_hits, hits)
     request.status, request.num_computed_tokens = side.running, num_tokens
     manager.free(request)
-    request = side.request(third)
+    request = side.request(third, hasher)
     hits, _ = side.lookup(manager, request)
     samples.time("allocate, evicting", manager.allocate_slots, request, num_tokens, 0, hits)
     gc.enable()

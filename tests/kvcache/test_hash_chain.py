@@ -12,7 +12,7 @@ from slotmirror.kvcache.block_hashing import (
     hash_block_tokens,
     rescale_block_hashes,
 )
-from slotmirror.kvcache.hash_chain import _MAX_KNOWN_TOKENS, _encodings, get_hash_chain
+from slotmirror.kvcache.hash_chain import get_hash_chain
 from slotmirror.kvcache.hash_functions import HASH_FUNCTIONS
 from slotmirror.kvcache.request import Request
 from support.kv_builders import make_hasher, make_request
@@ -59,11 +59,25 @@ def test_any_callable_is_a_hash_function():
     assert chain(b"p", [1, 2, 3, 4], 2) == [first, pickle.dumps((first, (3, 4), None))]
 
 
-def test_known_token_encodings_are_bounded():
-    """The table of CBOR encodings starts anew instead of growing past its limit."""
-    chain = get_hash_chain(HASH_FUNCTIONS["sha256_cbor"])
-    chain(b"p", list(range(_MAX_KNOWN_TOKENS + 16)), 16)
-    assert len(_encodings) <= _MAX_KNOWN_TOKENS
+@pytest.mark.parametrize("algo", HASH_FUNCTIONS)
+@pytest.mark.parametrize("size", [1, 16, 24, 300])
+def test_long_prompts_with_every_width_of_integer(algo, size):
+    """Tokens at all limits of the CBOR widths, in prompts that are encoded at once."""
+    limits = [0, 23, 24, 255, 256, 65_535, 65_536, 151_935, 2**31, 2**32 - 1]
+    tokens = [limits[(i * i + i // 7) % len(limits)] for i in range(4 * 600)]
+    tokens = tokens[: len(tokens) // size * size]
+    function, parent = HASH_FUNCTIONS[algo], b"p" * 32
+    expected = one_call_per_block(function, parent, tokens, size)
+    assert get_hash_chain(function)(parent, tokens, size) == expected
+
+
+@pytest.mark.parametrize("outlier", [2**32, 2**64, -1])
+def test_integers_that_are_no_tokens_hash_as_one_call_per_block(outlier):
+    """Beyond four bytes, or negative: the value decides, not the way of computing it."""
+    tokens = [*range(1000), outlier, *range(23)]
+    function = HASH_FUNCTIONS["sha256_cbor"]
+    expected = one_call_per_block(function, b"p" * 32, tokens, 16)
+    assert get_hash_chain(function)(b"p" * 32, tokens, 16) == expected
 
 
 def test_hashing_is_incremental_and_covers_full_blocks_only():
