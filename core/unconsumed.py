@@ -65,10 +65,13 @@ class UnconsumedSteps:
     def abort(self, step: Step) -> bool:
         """The consumer failed; the step may be consumed by another call.
 
-        False after `close`: nobody will consume it, and the caller must give it up.
+        False after `close`: nobody will consume it. The caller must give it up, and it counts as
+        busy until `drop`, so that a shutdown waits for that.
         """
+        if self._closed:
+            return False
         step.state = StepState.SAVED
-        return not self._closed
+        return True
 
     def drop(self, step: Step) -> None:
         """The step was given up after `close`."""

@@ -249,6 +249,19 @@ def test_S3_a_consumer_that_fails_during_shutdown_gives_its_page_back() -> None:
         cache.materialize(step_id)
 
 
+def test_S3_a_step_that_is_given_up_counts_as_busy_until_its_release_is_in_the_log() -> None:
+    """A shutdown that looks in between must not close the ring before the page is back."""
+    driver = Driver()
+    step_id = begun(driver, "a", 0)
+    steps = driver.cache._tables.steps
+    step = steps.begin(step_id, None)
+    assert steps.close() == []
+    assert not steps.abort(step)
+    assert steps.num_consuming == 1
+    steps.drop(step)
+    assert steps.num_consuming == 0
+
+
 def test_S3_quiesce_drains_the_log_and_is_bounded() -> None:
     """Afterwards every row is in the pool; with a stuck mover it raises, naming the head."""
     driver = Driver()
