@@ -38,8 +38,9 @@ from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
 
-DEPTH = 2
+DEPTH = 3
 ROWS = RowTable(8192)
+KEY_SETS = st.frozensets(st.sampled_from(OPTIONAL_KEYS))
 SETTINGS = ToySettings(num_blocks=10, block_size=2, prefix_tokens_max=8, draft=0.2, replace=0.08)
 
 
@@ -79,9 +80,25 @@ class PublicCalls(RuleBasedStateMachine):
 
     # -- the engine -------------------------------------------------------------------------
 
-    @rule(seed=st.integers(0, 2**16), drafts=st.booleans())
+    @rule(seed=st.integers(0, 2**16), keys=KEY_SETS, drafts=st.booleans())
+    def step(self, seed, keys, drafts):
+        """A whole step, in any order of rows, if a page is free for it (S1)."""
+        self.start(seed, drafts)
+        if self.open is not None:
+            self.save(keys, seed)
+
+    @rule(seed=st.integers(0, 2**16))
+    def step_without_save(self, seed):
+        """A step starts whose forward fails, or whose save comes later (C3)."""
+        self.start(seed, False)
+
+    @precondition(lambda self: self.open is not None)
+    @rule(keys=KEY_SETS, seed=st.integers(0, 2**16))
+    def late_save(self, keys, seed):
+        """The save of a step that is still open."""
+        self.save(keys, seed)
+
     def start(self, seed, drafts):
-        """A step starts; one that was open is never saved (C3)."""
         self.rng.seed(seed)
         events, parts = self.engine.step(last=not drafts)
         step = TraceStep(events=events, parts=parts, order=tuple(p.req_id for p in parts))
@@ -90,12 +107,9 @@ class PublicCalls(RuleBasedStateMachine):
         self.model.start(step, mark)
         self.open = step if parts else None
 
-    @precondition(lambda self: self.open is not None)
-    @rule(keys=st.frozensets(st.sampled_from(OPTIONAL_KEYS)), shuffle=st.randoms())
-    def save(self, keys, shuffle):
-        """The open step is saved, in any order of rows, if a page is free (S1)."""
+    def save(self, keys, seed):
         order = list(self.open.order)
-        shuffle.shuffle(order)
+        random.Random(seed).shuffle(order)
         hidden = (HIDDEN_KEY,) if self.model.needs_hidden else ()
         step = TraceStep(
             events=self.open.events,
@@ -105,14 +119,14 @@ class PublicCalls(RuleBasedStateMachine):
         )
         if len(self.model.unconsumed) == DEPTH:
             with pytest.raises(WaitTimeoutError, match="a free staging page"):
-                self._save(step)
+                self.save_now(step)
             return
-        step_id = self._save(step)
+        step_id = self.save_now(step)
         self.model.save(step_id, step)
         self.saved[step_id] = step
         self.open = None
 
-    def _save(self, step):
+    def save_now(self, step):
         stamps = page_stamps(step)
         outputs = {key: as_tensor(key, ROWS.rows(key, stamps)) for key in step.keys}
         if isinstance(self.backend, SimulatedBackend):
@@ -125,13 +139,7 @@ class PublicCalls(RuleBasedStateMachine):
             hidden, outputs, num_tokens_unpadded=len(stamps), req_ids=step.order
         )
 
-    @precondition(lambda self: self.open is None)
-    @rule()
-    def save_without_a_step(self):
-        """C4: nothing is saved that was not started."""
-        with pytest.raises(StepStateError, match="without an open step"):
-            self.cache.save_outputs(None, {"layer": torch.zeros(1, 3)}, num_tokens_unpadded=1)
-
+    @precondition(lambda self: len(self.saved) > 4)
     @rule()
     def reset(self):
         """R1: all rows are forgotten, steps in flight are not."""
@@ -142,27 +150,37 @@ class PublicCalls(RuleBasedStateMachine):
     # -- consumers --------------------------------------------------------------------------
 
     @precondition(lambda self: self.model.unconsumed)
+    @rule()
+    def materialize_everything(self):
+        """All steps that may be consumed now are, in the order of their saves."""
+        for step_id in sorted(self.model.unconsumed):
+            names = self.model.unconsumed[step_id].parts
+            self.consume(step_id, tuple(n for n in names if not self.model.must_miss(step_id, n)))
+
+    @precondition(lambda self: self.model.unconsumed)
     @rule(data=st.data())
-    def materialize(self, data):
-        """Some requests of a step are delivered, or refused for a reason that the model knows."""
+    def materialize_some(self, data):
+        """Some requests of some step are delivered, or refused for a reason the model knows."""
         step_id = data.draw(st.sampled_from(sorted(self.model.unconsumed)))
         names = tuple(self.model.unconsumed[step_id].parts)
-        wanted = tuple(data.draw(st.permutations(names))[: data.draw(st.integers(0, len(names)))])
-        missing = [name for name in wanted if self.model.must_miss(step_id, name)]
+        count = data.draw(st.integers(0, len(names)))
+        self.consume(step_id, tuple(data.draw(st.permutations(names))[:count]))
+
+    def consume(self, step_id, names):
         refusal = None
         if self.model.unverified(step_id):
             refusal = StepStateError
         elif self.model.must_wait_for(step_id):
             refusal = ReplayOrderError
-        elif missing:
+        elif any(self.model.must_miss(step_id, name) for name in names):
             refusal = MissingRowsError
         if refusal is not None:
             with pytest.raises(refusal):
-                self.cache.materialize(step_id, wanted)
+                self.cache.materialize(step_id, names)
             return
-        self.model.begin(step_id, wanted)
-        out = self.cache.materialize(step_id, wanted)
-        DeliveryCheck(self.model, ROWS, self.saved[step_id]).check(step_id, wanted, out)
+        self.model.begin(step_id, names)
+        out = self.cache.materialize(step_id, names)
+        DeliveryCheck(self.model, ROWS, self.saved[step_id]).check(step_id, names, out)
         self.model.consumed(step_id)
 
     @precondition(lambda self: self.model.unconsumed)
@@ -174,26 +192,22 @@ class PublicCalls(RuleBasedStateMachine):
         self.cache.discard_step(step_id)
         self.model.consumed(step_id)
 
-    @precondition(lambda self: self.saved)
+    # -- misuse -----------------------------------------------------------------------------
+
     @rule(data=st.data())
-    def consume_again(self, data):
-        """S2: an id that is used up, or was never given out, is refused."""
+    def misuse(self, data):
+        """C4, S2: what was not started, is used up or was never given out is refused."""
+        if self.open is None:
+            with pytest.raises(StepStateError, match="without an open step"):
+                self.cache.save_outputs(None, {"layer": torch.zeros(1, 3)}, num_tokens_unpadded=1)
         used = sorted(set(self.saved) - set(self.model.unconsumed))
         step_id = data.draw(st.sampled_from([*used, 10**6]))
         for call in (self.cache.materialize, self.cache.discard_step):
             with pytest.raises(UnknownStepError):
                 call(step_id)
-
-    @precondition(lambda self: self.model.unconsumed)
-    @rule()
-    def ask_for_a_stranger(self):
-        """S2: a request outside the step's snapshot is refused, and consumes nothing."""
-        with pytest.raises(RequestNotInStepError, match="stranger"):
-            self.cache.materialize(min(self.model.unconsumed), ["stranger"])
-
-    @rule()
-    def quiesce(self):
-        """S3: the log is drained; inline there is never anything in it."""
+        if self.model.unconsumed:
+            with pytest.raises(RequestNotInStepError, match="stranger"):
+                self.cache.materialize(min(self.model.unconsumed), ["stranger"])
         self.cache.quiesce(1.0)
 
     # -- what always holds ------------------------------------------------------------------
@@ -225,4 +239,4 @@ class PublicCalls(RuleBasedStateMachine):
 
 
 TestPublicCalls = PublicCalls.TestCase
-TestPublicCalls.settings = settings(max_examples=60, stateful_step_count=40)
+TestPublicCalls.settings = settings(max_examples=80, stateful_step_count=50)

@@ -14,11 +14,8 @@ from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.staging import StagingRing
-from support.mutants import failures, lifecycle, reads, writes
+from support.mutants.every import BY_A_TEST_OF_ITS_OWN, MUTANTS
 from support.mutants.mutant import Mutant, hunt, play_quietly
-
-MUTANTS = [*reads.MUTANTS, *writes.MUTANTS, *lifecycle.MUTANTS, *failures.MUTANTS]
-BY_A_TEST_OF_ITS_OWN = {20}
 
 
 def named(mutant: Mutant) -> str:
