@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from slotmirror.backends.cpu_ref import CpuRefBackend
@@ -28,6 +29,7 @@ from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     CacheShutDownError,
     MissingRowsError,
+    PrefixCacheError,
     ReplayOrderError,
     RequestNotInStepError,
     StepStateError,
@@ -37,6 +39,7 @@ from slotmirror.core.errors import (
 from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
+from support.mutants.every import MUTANTS
 
 DEPTH = 3
 ROWS = RowTable(8192)
@@ -238,5 +241,17 @@ class PublicCalls(RuleBasedStateMachine):
             assert self.backend.open_host_bytes == 0
 
 
+EXAMPLES = settings(max_examples=80, stateful_step_count=50)
 TestPublicCalls = PublicCalls.TestCase
-TestPublicCalls.settings = settings(max_examples=80, stateful_step_count=50)
+TestPublicCalls.settings = EXAMPLES
+
+
+@pytest.mark.parametrize("bug", [2, 24, 25, 27, 30])
+def test_the_machine_notices_what_one_thread_can_see(bug: int) -> None:
+    """Historical bugs that need no second thread are found by the calls alone."""
+    [mutant] = [mutant for mutant in MUTANTS if mutant.bug == bug]
+    generate = settings(EXAMPLES, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.MonkeyPatch.context() as patches:
+        mutant.patch(patches)
+        with pytest.raises((AssertionError, pytest.fail.Exception, PrefixCacheError)):
+            run_state_machine_as_test(PublicCalls, settings=generate)
