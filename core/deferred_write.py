@@ -150,6 +150,9 @@ class DeferredWriteTask(Operation):
         self._batch = None
         self._release_bytes(self._num_bytes)
 
+    def state(self) -> str:
+        return self.progress.state.value
+
     def describe(self) -> str:
         return self._summary
 

@@ -141,6 +141,9 @@ class WriteTask(Operation):
             keep_for_ever(self)
         self._hold.release()
 
+    def state(self) -> str:
+        return self.progress.state.value
+
     def describe(self) -> str:
         names = ",".join(key.spec.name for key in self._keys)
         return f"write step {self._step_id}: {len(self._slots)} rows of {names}"

@@ -65,6 +65,10 @@ class Operation(ABC):
     def describe(self) -> str:
         """What it is, for reports: kind, step, rows."""
 
+    def state(self) -> str:
+        """How far it has come, for reports (W1); empty where it has no states."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class LogFailure:
@@ -243,8 +247,9 @@ class OpLog:
         position = f"{self._completed} of {self._appended} operations completed"
         if self._head is None:
             return f"the log is idle, {position}"
-        state = "waiting for the device" if self._head_at_fence else "moving rows"
-        return f"head operation {self._head.seq} ({self._head.describe()}) is {state}, {position}"
+        doing = "waiting for the device" if self._head_at_fence else "moving rows"
+        state = f"{self._head.describe()}; {self._head.state()}".removesuffix("; ")
+        return f"head operation {self._head.seq} ({state}) is {doing}, {position}"
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -87,7 +87,8 @@ def test_W6_callers_wait_longer_while_the_head_waits_for_the_device() -> None:
     driver.cache._log.head_at_fence(True)
     driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
     with pytest.raises(
-        WaitTimeoutError, match=r"after 50 s.*head operation 1 \(write step 1: 4 rows of .*device"
+        WaitTimeoutError,
+        match=r"after 50 s.*head operation 1 \(write step 1: 4 rows of \S+; queued\) is .*device",
     ):
         driver.save(rows(0, 1))
     assert driver.runtime.now_s == pytest.approx(50)
