@@ -157,9 +157,7 @@ class PrefixCacheManager:
             counts = (num_tokens_unpadded, padded)
             self._saver.save(policy, step, hidden, mm_outputs, counts, req_ids)
         finally:
-            self._tables.engine_busy = False
-            if self._tables.closed:
-                self._log.wake()
+            self._end_save()
         self._plane.committer.kick()
         self._stats.steps_saved += 1
         self._stats.tokens_saved += num_tokens_unpadded
@@ -260,6 +258,16 @@ class PrefixCacheManager:
                 )
             tables.engine_busy = True
             return tables.open_step
+
+    def _end_save(self) -> None:
+        """The save is over, however it ended; a shutdown that waits for it goes on."""
+        tables = self._tables
+        with tables.lock:
+            tables.engine_busy = False
+            if tables.closed:
+                tables.abandon_open_step()
+        if tables.closed:
+            self._log.wake()
 
     def _check_usable(self) -> None:
         self._tables.check_open()

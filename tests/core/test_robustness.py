@@ -179,6 +179,7 @@ def test_S3_a_save_that_commits_after_shutdown_began_gives_everything_back() -> 
         driver.save(rows(0, 1))
     driver.settle()
     assert driver.cache._plane.ring.pages_held == 0
+    assert driver.cache._tables.open_step is None
 
 
 def test_S3_an_inline_shutdown_with_a_stalled_device_is_bounded() -> None:
