@@ -146,6 +146,8 @@ class DeviceBudget:
                 num_bytes,
                 self._bytes_max,
             )
+        if self.bytes_reserved and not self.fits(num_bytes):
+            self._stats.device_budget_waits += 1
         self._log.wait_until(
             lambda: self._try_reserve(num_bytes),
             f"{num_bytes} B of device budget (device_staging_bytes_max {self._bytes_max}, "

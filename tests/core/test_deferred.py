@@ -147,6 +147,7 @@ def test_W4_a_save_waits_at_the_whole_budget_and_is_bounded() -> None:
         driver.save(None, {"codes": rows(4, 1)}, num_tokens_unpadded=1)
     driver.settle()
     driver.cache.materialize(driver.save(None, {"codes": rows(4, 1)}, num_tokens_unpadded=1))
+    assert driver.cache.stats()["device_budget_waits"] == 1
 
 
 def test_W4_waiting_for_budget_closes_the_open_batch_first() -> None:

@@ -20,26 +20,13 @@ from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.oplog import Operation
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
+from support.faults import begun, broken
 from support.gated_backend import GatedBackend
 
 
 @pytest.fixture(autouse=True)
 def _expected_reports(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="slotmirror.core")
-
-
-def begun(driver: Driver, name: str = "a", block: int = 0) -> int:
-    driver.start({name: (0, 4)}, new={name: (0, (block,))})
-    return driver.save(rows(0, 4))
-
-
-def broken(driver: Driver, member: str, error: Exception) -> None:
-    """Let a member of the driver's backend raise from now on."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    setattr(driver.backend, member, fail)
 
 
 def test_W6_the_committer_waits_for_a_stalled_device_without_limit(
