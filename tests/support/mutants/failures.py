@@ -9,8 +9,8 @@ import pytest
 from slotmirror.core import oplog
 from slotmirror.core.committer import Committer
 from slotmirror.core.deferred import DeviceBudget
-from slotmirror.core.operations import PageHold
 from slotmirror.core.page_transfer import PageTransfer
+from slotmirror.core.staging import StagingPage, StagingRing
 from support.mutants.mutant import Mutant
 
 
@@ -27,9 +27,9 @@ def a_failed_save_keeps_its_bytes(patches: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_save_keeps_its_page(patches: pytest.MonkeyPatch) -> None:
-    let_go = PageTransfer.let_go
+    let_go = StagingRing.let_go
     patches.setattr(
-        PageTransfer, "let_go", lambda self, page: None if _failing() else let_go(self, page)
+        StagingRing, "let_go", lambda self, page: None if _failing() else let_go(self, page)
     )
 
 
@@ -49,18 +49,23 @@ def a_stalled_device_kills_the_cache(patches: pytest.MonkeyPatch) -> None:
 
 
 def clones_are_freed_before_their_copy_has_run(patches: pytest.MonkeyPatch) -> None:
-    arrive = PageHold.arrive
+    arrive = StagingPage.arrive
 
     def too_early(self, mover):
-        self.clones = ()
+        self.sources = ()
         arrive(self, mover)
 
-    patches.setattr(PageHold, "arrive", too_early)
+    patches.setattr(StagingPage, "arrive", too_early)
 
 
 def clones_of_a_failed_launch_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:
-    give_up = PageTransfer._give_up
-    patches.setattr(PageTransfer, "_give_up", lambda self, page, pairs: give_up(self, page, []))
+    give_up = PageTransfer.give_up
+
+    def without_clones(self, page, whose):
+        page.sources = ()
+        give_up(self, page, whose)
+
+    patches.setattr(PageTransfer, "give_up", without_clones)
 
 
 def a_stored_failure_keeps_its_frames(patches: pytest.MonkeyPatch) -> None:

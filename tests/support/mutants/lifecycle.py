@@ -73,15 +73,15 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
     plan, materialize = HitPlanner.gathers, StepConsumers.materialize
     registered = {}
 
-    def register(self, layout, keys):
-        gathers = plan(self, layout, keys)
-        registered.setdefault(id(self._meter), {})[id(layout)] = gathers
+    def register(self, events, hits, keys):
+        gathers = plan(self, events, hits, keys)
+        registered.setdefault(id(self._meter), {})[id(hits)] = gathers
         return gathers
 
     def fetch(self, step_id, req_ids, **settings):
         step = self._steps._steps.get(step_id)
         out = materialize(self, step_id, req_ids, **settings)
-        registered[id(self._plane.meter)].pop(id(step.layout), None)
+        registered.get(id(self._plane.meter), {}).pop(id(step.hits), None)
         return out
 
     patches.setattr(HitPlanner, "gathers", register)
@@ -90,7 +90,7 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
 
 def shutdown_does_not_wait_for_readers(patches: pytest.MonkeyPatch) -> None:
     close = DataPlane.close
-    patches.setattr(DataPlane, "close", lambda self, busy_consumers: close(self, lambda: 0))
+    patches.setattr(DataPlane, "close", lambda self, keys, busy: close(self, keys, lambda: 0))
 
 
 def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from slotmirror.core.merge import Merge
 from slotmirror.core.operations import GatherTask
 from slotmirror.core.oplog import OpLog
 from slotmirror.core.page_transfer import PageTransfer
-from slotmirror.core.slot_table import HitRows, SlotTable
+from slotmirror.core.slot_table import NO_HIT_ROWS, HitRows, SlotTable
 from support.mutants.mutant import Mutant
 
 
@@ -21,13 +21,16 @@ def saves_the_models_own_buffers(patches: pytest.MonkeyPatch) -> None:
 
     def deferred_only(self, tensors, cloned):
         clones = sources(self, tensors, cloned)
-        return [clones[i] if cloned[i] else tensors[i] for i in range(len(tensors))]
+        asked = [*cloned, *[False] * (len(tensors) - len(cloned))]
+        return [clones[i] if asked[i] else tensors[i] for i in range(len(tensors))]
 
     patches.setattr(PageTransfer, "_sources", deferred_only)
 
 
 def hits_ignore_what_the_step_computes(patches: pytest.MonkeyPatch) -> None:
     def plan_hits(self, step_slots, hit_slots):
+        if not len(hit_slots):
+            return NO_HIT_ROWS
         present = self._present[hit_slots, : self._num_keys]
         return HitRows(hit_slots, np.full(len(hit_slots), -1), present)
 
@@ -37,8 +40,8 @@ def hits_ignore_what_the_step_computes(patches: pytest.MonkeyPatch) -> None:
 def gathers_when_it_plans(patches: pytest.MonkeyPatch) -> None:
     plan = HitPlanner._gather
 
-    def gather_now(self, layout, key):
-        task = plan(self, layout, key)
+    def gather_now(self, hits, out_rows, key):
+        task = plan(self, hits, out_rows, key)
         task._out[:] = key.rows[task._slots]
         return task
 
