@@ -46,6 +46,17 @@ class ExploreReport:
         """Schedules per second of the search."""
         return self.schedules / self.seconds if self.seconds else 0.0
 
+    def add(self, other: ExploreReport) -> None:
+        """Count another search too; the first failure stays."""
+        self.schedules += other.schedules
+        self.points += other.points
+        self.switches += other.switches
+        self.counts += other.counts
+        self.log_orders |= other.log_orders
+        if self.failed_seed is None and other.failed_seed is not None:
+            self.failed_seed, self.failure = other.failed_seed, other.failure
+            self.faults = other.faults
+
     def to_json(self) -> dict[str, object]:
         """For machines."""
         return {
