@@ -12,7 +12,7 @@ OMNI_WHEEL := $(E2E_VENV)/vllm-omni
 ASCEND_WHEEL := $(E2E_VENV)/vllm-ascend
 E2E_VERSIONS ?= 0.31.0 0.30.0 0.29.0
 
-.PHONY: run test lint types docs examples bench wheel e2e e2e-versions against-vllm clean
+.PHONY: run test lint types docs examples explore soak bench wheel e2e e2e-versions against-vllm clean
 
 run: $(READY)
 	$(BIN)/slotmirror replay examples/conversations.jsonl --compare
@@ -32,6 +32,15 @@ docs: $(READY)
 
 examples: $(READY)
 	$(BIN)/python -m pytest tests/docs/test_examples.py
+
+# From a fresh seed, which it prints: `slotmirror explore --seed N` plays a find again.
+EXPLORE_MINUTES ?= 2.5
+explore: $(READY)
+	$(BIN)/slotmirror explore --both --processes 2 --schedules 1000000 --minutes $(EXPLORE_MINUTES)
+
+# For a person to watch: ten minutes on real threads.
+soak: $(READY)
+	$(BIN)/slotmirror soak --seconds 600
 
 wheel: $(READY)
 	$(BIN)/python -m pytest -m packaging

@@ -1,12 +1,14 @@
-"""A builder's thread: materialises steps in any order, retries what was refused for a reason."""
+"""A builder's thread: materialises steps in any order, retries what was refused for a reason,
+wants rows on the host or on the device, and reads them at once or much later."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 
-from slotmirror.conformance.explorer.faults import ActorKilled, FaultJudge, Reaction
+from slotmirror.conformance.explorer.faults import ActorKilled, Judge, Reaction
 from slotmirror.conformance.explorer.inbox import Inbox
+from slotmirror.conformance.explorer.output_reader import OutputReader
 from slotmirror.conformance.traces.delivery_check import DeliveryCheck
 from slotmirror.conformance.traces.plain_model import PlainModel, WrongDelivery
 from slotmirror.conformance.traces.rows import RowTable
@@ -26,7 +28,11 @@ class CacheEnds(Exception):
 
 
 class BuilderActor:
-    """Runs on a builder's actor. `discards` and `picks` are the chances of what else it does."""
+    """Runs on a builder's actor.
+
+    `discards`, `picks`, `on_device` are the chances of what else it does; it holds up to
+    `holds_max` outputs that it has not read.
+    """
 
     def __init__(
         self,
@@ -36,10 +42,13 @@ class BuilderActor:
         table: RowTable,
         saved_steps: dict[int, TraceStep],
         rng: random.Random,
-        judge: FaultJudge,
+        judge: Judge,
+        reader: OutputReader,
         *,
         discards: float = 0.05,
         picks: float = 0.1,
+        on_device: float = 0.0,
+        holds_max: int = 2,
     ) -> None:
         self._cache = cache
         self._model = model
@@ -50,23 +59,41 @@ class BuilderActor:
         self._judge = judge
         self._discards = discards
         self._picks = picks
+        self._on_device = on_device
+        self._reader = reader
+        self._holds_max = holds_max
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
         """Until the engine has closed the inbox and nothing is left, or the cache has ended."""
-        while (step_id := self._inbox.take()) is not None:
-            try:
-                if self._rng.random() < self._discards:
-                    self._discard(step_id)
-                else:
-                    self._materialize(step_id, self._wanted(step_id))
-            except CacheEnds:
-                self._model.refused(step_id)
-                self._inbox.drop(step_id)
-            except ActorKilled:
-                self._model.refused(step_id)
-                self._inbox.leave(step_id)
-                return
+        try:
+            while (step_id := self._inbox.take()) is not None:
+                self._consume(step_id)
+                self._read(self._rng.randrange(self._holds_max + 1))
+            self._read(0)
+        except ActorKilled:
+            return
+        finally:
+            self._reader.forget()
+
+    def _consume(self, step_id: int) -> None:
+        try:
+            if self._rng.random() < self._discards:
+                self._discard(step_id)
+            else:
+                self._materialize(step_id, self._wanted(step_id))
+        except CacheEnds:
+            self._model.refused(step_id)
+            self._inbox.drop(step_id)
+        except ActorKilled:
+            self._model.refused(step_id)
+            self._inbox.leave(step_id)
+            raise
+
+    def _read(self, left: int) -> None:
+        held = len(self._reader)
+        self.counts["rows read on the device"] += self._reader.read(left)
+        self.counts["outputs read late"] += max(held - 1 - left, 0)
 
     def _wanted(self, step_id: int) -> tuple[str, ...]:
         names = tuple(self._model.unconsumed[step_id].parts)
@@ -90,7 +117,8 @@ class BuilderActor:
         earlier = self._model.may_wait_for(step_id)
         self._model.begin(step_id, names)
         try:
-            out = self._cache.materialize(step_id, names)
+            on_device = self._rng.random() < self._on_device
+            out = self._cache.materialize(step_id, names, device=on_device)
         except ReplayOrderError as error:
             if not set(error.earlier) <= earlier:
                 raise WrongDelivery(f"step {step_id} waits for {error.earlier}") from error
@@ -142,7 +170,8 @@ class BuilderActor:
         if late or lacking:
             raise WrongDelivery(f"step {step_id} came before {late}, or without rows of {lacking}")
         check = DeliveryCheck(self._model, self._table, self._saved_steps[step_id])
-        check.check(step_id, names, out)
+        check.note(step_id, names, out)
+        self._reader.put(check, out.arrival)
 
     def _refused(self, step_id: int, why: str) -> None:
         self.counts[why] += 1

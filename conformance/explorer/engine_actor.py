@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch
 
-from slotmirror.conformance.explorer.faults import FaultJudge, Reaction
+from slotmirror.conformance.explorer.faults import Judge, Reaction
 from slotmirror.conformance.explorer.inbox import Inbox
-from slotmirror.conformance.explorer.stage import Stage
+from slotmirror.conformance.explorer.stage import AnyStage
 from slotmirror.conformance.traces.plain_model import PlainModel
 from slotmirror.conformance.traces.trace import Trace, TraceStep
 from slotmirror.core.errors import KeyLayoutError
@@ -31,10 +31,10 @@ class EngineActor:
         trace: Trace,
         cache: PrefixCacheManager,
         model: PlainModel,
-        stage: Stage,
+        stage: AnyStage,
         inbox: Inbox,
         saved_steps: dict[int, TraceStep],
-        judge: FaultJudge,
+        judge: Judge,
     ) -> None:
         self._trace = trace
         self._cache = cache

@@ -22,6 +22,7 @@ class Inbox:
         self._taken: dict[int, int] = {}
         """Steps that builders are at work on, and the progress when they took them."""
         self._progress = 0
+        self._abandoned = False
         self.closed = False
         """Whether the engine has ended; also without the lock."""
 
@@ -60,6 +61,13 @@ class Inbox:
         """The step that was taken will never be consumed."""
         self.done(step_id)
 
+    def abandon(self) -> None:
+        """A builder has failed: nobody takes anything any more."""
+        with self._changed:
+            self.closed = True
+            self._abandoned = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """No more steps will come."""
         with self._changed:
@@ -72,8 +80,8 @@ class Inbox:
         Steps that are still refused when the engine has ended and nobody is at work stay behind.
         """
         with self._changed:
-            while not self._waiting:
-                if self.closed and not self._taken:
+            while self._abandoned or not self._waiting:
+                if self._abandoned or (self.closed and not self._taken):
                     return None
                 self._changed.wait()
             step_id = self._waiting.pop(self._rng.randrange(len(self._waiting)))

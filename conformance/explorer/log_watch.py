@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+from slotmirror.conformance.explorer.core_insides import Append, CarryOut, wrap_log
 from slotmirror.conformance.explorer.scheduler import ScheduleError
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.oplog import Operation
 
 _PRIME = 1_000_003
 _MASK = (1 << 61) - 1
+_TAIL = 20
 
 
 class LogWatch:
-    """Wraps the log's `append` and the mover's carrying out; `order` names the run's log order.
+    """Sees every operation; `order` names the run's log order, `tail` has the last operations.
 
     Two runs have the same order if the same operations were appended and begun in the same
     sequence.
     """
 
     def __init__(self, cache: PrefixCacheManager) -> None:
-        plane = cache._plane
-        self._append, self._carry_out = plane.log.append, plane.committer._carry_out
-        plane.log.append = self._watch_append  # type: ignore[method-assign]
-        plane.committer._carry_out = self._watch_carry_out  # type: ignore[method-assign]
         self._begun = 0
         self._busy: Operation | None = None
         self.order = 0
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        wrap_log(cache, self._around_append, self._around_carry_out)
 
-    def _watch_append(self, operations: Sequence[Operation]) -> None:
-        self._append(operations)
-        for operation in operations:
-            self._note(operation.seq + 1)
+    def _around_append(self, append: Append) -> Append:
+        def watched(operations: Sequence[Operation]) -> None:
+            append(operations)
+            for operation in operations:
+                self._note(operation.seq + 1)
+                self.tail.append(f"{operation.seq} {operation.describe()}")
 
-    def _watch_carry_out(self, operation: Operation) -> None:
+        return watched
+
+    def _around_carry_out(self, carry_out: CarryOut) -> CarryOut:
+        return lambda operation: self._carried_out(operation, carry_out)
+
+    def _carried_out(self, operation: Operation, carry_out: CarryOut) -> None:
         self._begun += 1
         if operation.seq != self._begun or self._busy is not None:
             raise ScheduleError(
@@ -43,7 +51,7 @@ class LogWatch:
         self._busy = operation
         self._note(0)
         try:
-            self._carry_out(operation)
+            carry_out(operation)
         finally:
             self._busy = None
             self._note(1)

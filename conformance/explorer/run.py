@@ -18,6 +18,7 @@ from slotmirror.conformance.explorer.faults import (
 )
 from slotmirror.conformance.explorer.inbox import Inbox
 from slotmirror.conformance.explorer.log_watch import LogWatch
+from slotmirror.conformance.explorer.output_reader import OutputReader
 from slotmirror.conformance.explorer.runtime import ExploredPacing, ExploredRuntime
 from slotmirror.conformance.explorer.scheduler import Scheduler, Step
 from slotmirror.conformance.explorer.stage import Stage
@@ -35,12 +36,14 @@ class RunOptions:
 
     builders        threads that consume steps
     profile         kind of device
+    device_outputs  how often a builder wants its rows on the device, of 1
     early_shutdown  the engine shuts down while builders are at work
     fault           what goes wrong
     """
 
     builders: int = 1
     profile: Profile = PROFILES["plain"]
+    device_outputs: float = 0.0
     early_shutdown: bool = False
     fault: FaultPlanned | None = None
 
@@ -70,7 +73,6 @@ class ExploredRun:
         self._runtime = ExploredRuntime(self._scheduler)
         self._model = PlainModel(trace.policy.needs_full_hidden_states)
         self._saved_steps: dict[int, TraceStep] = {}
-        self._cache: PrefixCacheManager | None = None
         self._watch: LogWatch | None = None
         self._shutdown_s = 0.0
         self.result = RunResult()
@@ -81,8 +83,8 @@ class ExploredRun:
         try:
             self._scheduler.run()
         except BaseException as error:
-            tail = self._cache._log._recent if self._cache is not None else ()
-            lines = "\n".join(f"  {line}" for line in list(tail)[-20:])
+            tail = self._watch.tail if self._watch is not None else ()
+            lines = "\n".join(f"  {line}" for line in tail)
             raise RunFailure(
                 f"{self._trace.name}: {type(error).__name__}: {error}\nlog tail:\n{lines}"
             ) from error
@@ -103,7 +105,7 @@ class ExploredRun:
         self._scheduler.steps = backend.steppable
         self._scheduler.step = lambda step: backend.step(_stream(step))
         cache = PrefixCacheManager(self._trace.config, backend, self._runtime)
-        self._cache, self._watch = cache, LogWatch(cache)
+        self._watch = LogWatch(cache)
         cache.register_policy(self._trace.policy)
         self._serve(cache, backend, judge)
         gave_up = self._shutdown_s >= self._trace.config.device_wait_timeout_s
@@ -125,7 +127,15 @@ class ExploredRun:
 
         def add_builder() -> None:
             builder = BuilderActor(
-                cache, self._model, inbox, self._trace.rows, self._saved_steps, self._rng, judge
+                cache,
+                self._model,
+                inbox,
+                self._trace.rows,
+                self._saved_steps,
+                self._rng,
+                judge,
+                OutputReader(judge, backend.bytes_on_device),
+                on_device=self._options.device_outputs,
             )
             builders.append(builder)
             name = f"builder {len(builders)}"
@@ -153,9 +163,15 @@ class ExploredRun:
             self.result.counts += counts
 
     def _count_batches(self, cache: PrefixCacheManager) -> None:
-        for reason, count in cache._stats.batches_closed.items():
+        stats = cache.stats()
+        closed = stats["batches_closed"]
+        assert isinstance(closed, dict)
+        for reason, count in closed.items():
             self.result.counts[f"batches closed by {reason}"] += count
-        self.result.counts["deferred rows dead"] += cache._stats.deferred_rows_dead
+        for name in ("deferred_rows_dead", "rows_captured_directly"):
+            count = stats[name]
+            assert isinstance(count, int)
+            self.result.counts[name.replace("_", " ")] += count
 
 
 def _stream(step: Step) -> SimulatedStream:

@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slotmirror.conformance.explorer.choices import SeededChoices
+from slotmirror.conformance.explorer.core_insides import small_outputs_recycled
 from slotmirror.conformance.explorer.faults import Trouble, draw_fault
 from slotmirror.conformance.explorer.run import ExploredRun, RunFailure, RunOptions, RunResult
 from slotmirror.conformance.quiet import quiet_core
@@ -44,6 +45,17 @@ class ExploreReport:
     def schedules_per_s(self) -> float:
         """Schedules per second of the search."""
         return self.schedules / self.seconds if self.seconds else 0.0
+
+    def add(self, other: ExploreReport) -> None:
+        """Count another search too; the first failure stays."""
+        self.schedules += other.schedules
+        self.points += other.points
+        self.switches += other.switches
+        self.counts += other.counts
+        self.log_orders |= other.log_orders
+        if self.failed_seed is None and other.failed_seed is not None:
+            self.failed_seed, self.failure = other.failed_seed, other.failure
+            self.faults = other.faults
 
     def to_json(self) -> dict[str, object]:
         """For machines."""
@@ -109,12 +121,15 @@ def run_seed(seed: int, *, faults: bool = False) -> RunResult:
     trace, happens = _trace(seed // SCHEDULES_PER_TRACE)
     fault = draw_fault(rng) if faults else None
     impatient = fault is not None and fault.kind is Trouble.TIME_OUT
+    profile = PROFILES[rng.choice(sorted(PROFILES))]
     options = RunOptions(
         builders=rng.choice([1, 1, 2, 3]),
-        profile=PROFILES[rng.choice(sorted(PROFILES))],
+        profile=profile,
+        device_outputs=rng.choice([0.0, 0.3, 1.0]) if profile.device_copies else 0.0,
         early_shutdown=rng.random() < 0.15,
         fault=fault,
     )
+    trace = replace(trace, config=replace(trace.config, pin_outputs=rng.random() < 0.3))
     choices = SeededChoices(rng.randrange(1 << 62), impatient=impatient)
     result = ExploredRun(trace, choices, rng.randrange(1 << 62), options).play()
     result.counts += happens
@@ -133,7 +148,8 @@ def _trace(seed: int) -> tuple[Trace, Counter[str]]:
 
 @contextmanager
 def quiet_runs() -> Iterator[None]:
-    """No log lines of runs in which things fail on purpose; the collector only between runs.
+    """No log lines of runs in which things fail on purpose; small output buffers recycled too;
+    the collector only between runs.
 
     A collection in the middle of a run would free device memory at a moment that no seed knows.
     """
@@ -142,7 +158,7 @@ def quiet_runs() -> Iterator[None]:
     gc.freeze()
     gc.disable()
     try:
-        with quiet_core():
+        with quiet_core(), small_outputs_recycled():
             yield
     finally:
         gc.unfreeze()

@@ -6,6 +6,8 @@ were saved, so that whoever reads them late reads junk (D9).
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from slotmirror.conformance.simulated import SimulatedBackend
@@ -15,6 +17,22 @@ from slotmirror.conformance.traces.trace import PADDING_MAX, Trace, TraceStep
 from slotmirror.core.key_spec import HIDDEN_KEY
 
 _JUNK = 0x5C
+
+
+class AnyStage(Protocol):
+    """What computes a trace's rows, on whatever device."""
+
+    def forward(self, step: TraceStep) -> tuple[torch.Tensor | None, dict[str, object]]:
+        """Run the step; hidden states and the rest, for `save_outputs`."""
+        ...
+
+    def overwrite(self) -> None:
+        """The next forward begins: nothing of this step's outputs is left."""
+        ...
+
+    def wrong_width(self, key: str, num_rows: int) -> torch.Tensor:
+        """An output of this key as no step before has had it (D8)."""
+        ...
 
 
 class Stage:

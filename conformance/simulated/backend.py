@@ -20,6 +20,7 @@ from slotmirror.conformance.simulated.memory import (
     Bytes,
     DeviceMemory,
     HostMemory,
+    HostSource,
     RawRows,
     SimulatedHostBuffer,
 )
@@ -90,6 +91,7 @@ class SimulatedBackend(DeviceBackend):
             async_copy=profile.async_copy,
             pinned_host=profile.pinned_host,
             host_alignment_bytes=profile.host_alignment_bytes,
+            device_copies=profile.device_copies,
         )
 
     def bind_thread(self, device: torch.device) -> None:
@@ -162,6 +164,22 @@ class SimulatedBackend(DeviceBackend):
         self.faults.raise_if_due(FaultKind.POOL_WRITE)
         pool[slots] = rows
 
+    def copy_to_device(self, source: torch.Tensor, stream: Stream) -> tuple[torch.Tensor, Fence]:
+        if not self.profile.device_copies:
+            return super().copy_to_device(source, stream)
+        self._enter("copy_to_device")
+        if not isinstance(stream, SimulatedStream):
+            raise TypeError("a stream of another device")
+        self.faults.raise_if_due(FaultKind.DEVICE_COPY)
+        target = self._memory.empty(source.shape, source.dtype, stream)
+        raw, rows = self._memory.raw(target), HostSource(source)
+        stream.append(lambda: self._copy_back(rows, raw))
+        fence = SimulatedFence(self)
+        fence.place(stream)
+        if not self.profile.async_copy:
+            self._finish(stream)
+        return target, fence
+
     def memory_info(self) -> MemoryInfo:
         live = self._memory.live_bytes
         return MemoryInfo(
@@ -192,6 +210,14 @@ class SimulatedBackend(DeviceBackend):
         packed = torch.empty(values.shape, dtype=values.dtype).copy_(values)
         self.overwrite(tensor, packed.view(-1).view(torch.uint8).numpy())
         return tensor
+
+    def bytes_on_device(self, tensor: torch.Tensor) -> Bytes | None:
+        """A device tensor's present bytes, in the order of its elements; None for a host one's."""
+        return self._memory.raw(tensor).read().copy() if self._memory.owns(tensor) else None
+
+    def is_lost(self) -> bool:
+        """A lost device steps no stream any more, so no copy of it will ever run."""
+        return self._lost is not None
 
     # -- for tests and pacings --------------------------------------------------------------
 
@@ -255,7 +281,7 @@ class SimulatedBackend(DeviceBackend):
         self._pacing.call(member)
         if threading.get_ident() not in self._bound:
             self.violation(f"{member} is called by a thread that has not bound itself")
-        if member in ("alloc_host", "snapshot", "copy_to_host"):
+        if member in ("alloc_host", "snapshot", "copy_to_host", "copy_to_device"):
             self.check_alive()
 
     def _new_stream(self, name: str) -> SimulatedStream:
@@ -296,6 +322,14 @@ class SimulatedBackend(DeviceBackend):
             self.violation("a copy read device memory that was freed meanwhile")
         self.faults.raise_if_due(FaultKind.COPY_RUN)
         target[piece] = raw.read()[piece]
+
+    def _copy_back(self, rows: HostSource, target: RawRows) -> None:
+        values = rows.read()
+        if values is None:
+            self.violation("a copy to the device read host memory that was freed meanwhile")
+            return
+        self.faults.raise_if_due(FaultKind.COPY_RUN)
+        target.write(values)
 
     def _finish(self, stream: SimulatedStream) -> None:
         """Run everything before the end of `stream`, in the order of the device's choice."""

@@ -16,6 +16,7 @@ class FaultKind(Enum):
     ALLOCATION = "alloc_host raises MemoryError"
     SNAPSHOT = "snapshot raises, nothing is queued"
     COPY_LAUNCH = "copy_to_host raises after part of the copies were queued"
+    DEVICE_COPY = "copy_to_device raises, nothing is queued"
     COPY_RUN = "a queued copy fails when it runs; fences behind it report it"
     EVENT_RECORD = "recording a fence raises"
     EVENT_WAIT = "asking or waiting for a fence finds the device lost"

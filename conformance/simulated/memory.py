@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from slotmirror.conformance.simulated.streams import SimulatedStream
 from slotmirror.core.backend import HostBuffer
+
+_storage_if_alive: Callable[[int], torch.UntypedStorage | None]
+_storage_if_alive = torch.UntypedStorage._new_with_weak_ptr
 
 DEVICE_POISON = 0xDB
 HOST_POISON = 0xA5
@@ -80,6 +85,24 @@ class RawRows:
         self._block[self._start : self._end] = values
 
 
+class HostSource:
+    """A host tensor that a copy to the device will read, without a lease on its memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types for it
+        self._dtype = tensor.dtype
+        self._place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+    def read(self) -> Bytes | None:
+        """The bytes, in the order of the tensor's elements; None if the memory was freed."""
+        storage = _storage_if_alive(self._storage.cdata)
+        if storage is None:
+            return None
+        rows = torch.empty(0, dtype=self._dtype).set_(storage, *self._place)
+        packed: Bytes = rows.contiguous().view(-1).view(torch.uint8).numpy()
+        return packed
+
+
 class DeviceMemory:
     """Allocations of the device, by address. Any thread; finalisers take no lock."""
 
@@ -129,10 +152,10 @@ class SimulatedHostBuffer(HostBuffer):
         dtype: torch.dtype,
         pinned: bool,
         alignment: int,
+        memory: Bytes,
         closed: Callable[[SimulatedHostBuffer], None],
     ) -> None:
         num_bytes = prod(shape) * dtype.itemsize
-        memory: Bytes = np.full(num_bytes + alignment, HOST_POISON, dtype=np.uint8)
         start = -memory.ctypes.data % alignment
         self._bytes: Bytes = memory[start : start + num_bytes]
         self.tensor = torch.from_numpy(self._bytes).view(dtype).view(tuple(shape))
@@ -156,18 +179,32 @@ class SimulatedHostBuffer(HostBuffer):
             self._closed(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenBuffer:
+    """What is known of a buffer without keeping it: its memory ends with its last tensor."""
+
+    buffer: weakref.ref[SimulatedHostBuffer]
+    memory: weakref.ref[Bytes]
+    num_bytes: int
+    pinned: bool
+
+
 class HostMemory:
-    """Host buffers that are open, by address."""
+    """Host buffers that are open, by address: not closed, and some tensor on them lives."""
 
     def __init__(self) -> None:
-        self._open: dict[int, SimulatedHostBuffer] = {}
+        self._open: dict[int, _OpenBuffer] = {}
 
     def allocate(
         self, shape: Sequence[int], dtype: torch.dtype, pinned: bool, alignment: int
     ) -> SimulatedHostBuffer:
         """A poisoned buffer."""
-        buffer = SimulatedHostBuffer(shape, dtype, pinned, alignment, self._forget)
-        self._open[buffer.address] = buffer
+        num_bytes = prod(shape) * dtype.itemsize + alignment
+        memory: Bytes = np.full(num_bytes, HOST_POISON, dtype=np.uint8)
+        buffer = SimulatedHostBuffer(shape, dtype, pinned, alignment, memory, self._forget)
+        address = buffer.address
+        freed = weakref.ref(memory, lambda _: self._open.pop(address, None))
+        self._open[address] = _OpenBuffer(weakref.ref(buffer), freed, num_bytes, pinned)
         return buffer
 
     def _forget(self, buffer: SimulatedHostBuffer) -> None:
@@ -175,14 +212,15 @@ class HostMemory:
 
     def buffer_of(self, tensor: torch.Tensor) -> SimulatedHostBuffer | None:
         """The open buffer in which the tensor lies."""
-        return self._open.get(tensor.untyped_storage().data_ptr())
+        found = self._open.get(tensor.untyped_storage().data_ptr())
+        return None if found is None else found.buffer()
 
     @property
     def open_bytes(self) -> int:
         """Bytes of buffers that were not closed."""
-        return sum(buffer.reserved_bytes for buffer in list(self._open.values()))
+        return sum(buffer.num_bytes for buffer in list(self._open.values()))
 
     @property
     def pinned_bytes(self) -> int:
         """Those of them that are page-locked."""
-        return sum(b.reserved_bytes for b in list(self._open.values()) if b.pinned)
+        return sum(b.num_bytes for b in list(self._open.values()) if b.pinned)

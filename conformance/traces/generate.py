@@ -33,10 +33,12 @@ class TraceOptions:
     """What kind of traces are drawn. Probabilities are per step.
 
     calm   no failing forwards, refused keys, resets, preemptions, aborts or replacements
+    ends   a last step without tokens ends every request, so that another trace may follow
     """
 
     steps: int = 10
     calm: bool = False
+    ends: bool = False
     failed_forward: float = 0.05
     refused_key: float = 0.05
     leftover: float = 0.15
@@ -49,6 +51,38 @@ def draw_trace(seed: int, options: TraceOptions = TraceOptions()) -> tuple[Trace
     settings = _draw_settings(rng, options)
     policy = _draw_policy(rng)
     engine = ToyEngine(rng, settings)
+    steps = _draw_steps(rng, options, policy, engine)
+    config = _draw_config(rng, settings)
+    return _proven(f"seed {seed}", config, policy, steps, engine), engine.counts
+
+
+class Rounds:
+    """Traces for one and the same cache, one after the other, as many as are asked for.
+
+    All have the settings and the policy of the seed; each ends every request that it began.
+    """
+
+    def __init__(self, seed: int, options: TraceOptions = TraceOptions()) -> None:
+        self._name = f"seed {seed}"
+        self._options = replace(options, ends=True)
+        self._rng = random.Random(seed)
+        self._settings = _draw_settings(self._rng, self._options)
+        self.policy = _draw_policy(self._rng)
+        self.config = _draw_config(self._rng, self._settings)
+        self._drawn = 0
+
+    def draw(self) -> tuple[Trace, Counter[str]]:
+        """The next trace, and what happens in it."""
+        self._drawn += 1
+        engine = ToyEngine(self._rng, self._settings)
+        steps = _draw_steps(self._rng, self._options, self.policy, engine)
+        name = f"{self._name}, round {self._drawn}"
+        return _proven(name, self.config, self.policy, steps, engine), engine.counts
+
+
+def _draw_steps(
+    rng: random.Random, options: TraceOptions, policy: ModelCachePolicy, engine: ToyEngine
+) -> list[TraceStep]:
     drawer = _StepDrawer(rng, options, policy)
     steps = []
     for number in range(options.steps):
@@ -58,10 +92,22 @@ def draw_trace(seed: int, options: TraceOptions = TraceOptions()) -> tuple[Trace
         steps.append(drawer.step(*engine.step(last=number == options.steps - 1), reset))
         if reset == "during":
             engine.reset()
+    if options.ends:
+        steps.append(TraceStep(engine.end(), saved=False))
+    return steps
+
+
+def _proven(
+    name: str,
+    config: PrefixCacheConfig,
+    policy: ModelCachePolicy,
+    steps: list[TraceStep],
+    engine: ToyEngine,
+) -> Trace:
     rows = RowTable(len(engine.prefix_of_stamp) - 1)
-    trace = Trace(f"seed {seed}", _draw_config(rng, settings), policy, tuple(steps), rows)
+    trace = Trace(name, config, policy, tuple(steps), rows)
     _prove_prefixes(trace, engine)
-    return trace, engine.counts
+    return trace
 
 
 def _draw_settings(rng: random.Random, options: TraceOptions) -> ToySettings:

@@ -84,6 +84,10 @@ class PlainModel:
     _open: dict[str, ModelPart] = field(default_factory=dict)
     _keeps_open: bool = True
 
+    def count(self, what: str, times: int) -> None:
+        """Something happened so many times."""
+        self.counts[what] += times
+
     # -- the engine -------------------------------------------------------------------------
 
     def mark(self) -> int:

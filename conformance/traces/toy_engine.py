@@ -108,6 +108,19 @@ class ToyEngine:
                 request.extend(self._tokens(1))
         return events, tuple(part for _, part in plan.parts)
 
+    def end(self) -> StepEvents:
+        """A step without tokens that ends every request of which the cache knows."""
+        preempted = [request for request in self._waiting if request.was_preempted]
+        known = [*self._running, *preempted, *self._to_report]
+        self._running, self._to_report = [], []
+        self._waiting.clear()
+        return self._tables.step(
+            ended=dict.fromkeys(request.req_id for request in known),
+            verified_positions=self._verified,
+            num_scheduled_tokens={},
+            num_computed_tokens={},
+        )
+
     def reset(self) -> None:
         """Forget all hashes, as after a change of weights; running requests go on."""
         self._block_of.clear()

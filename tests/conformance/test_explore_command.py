@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from slotmirror.conformance.explorer import parallel
+from slotmirror.conformance.explorer.search import explore
+from slotmirror.conformance.simulated import SimulatedBackend
 from slotmirror.core.slot_table import SlotTable
 from support.cli_runs import error_line, run_cli, table_rows
 
@@ -48,6 +53,50 @@ def test_a_find_ends_with_its_seed_the_tail_and_exit_code_1(
     again = run_cli(*arguments)
     assert again.exit_code == 1
     assert again.stdout.splitlines()[0] == f"first seed {arguments[-1]}"
+
+
+def test_processes_share_the_seeds_with_and_without_faults(tmp_path: Path) -> None:
+    """Every seed once, the kinds in turn; the counts are those of one process after the other."""
+    path = tmp_path / "report.json"
+    arguments = ["--both", "--processes", 2, "--schedules", 410, "--first-seed", 800]
+    result = run_cli("explore", *arguments, "--json", path)
+    assert result.exit_code == 0, result.stdout
+    report = json.loads(path.read_text())
+    plain, faulty = explore(800, 200), explore(1000, 200, faults=True)
+    rest = explore(1200, 10)
+    assert report["schedules"] == 410
+    assert report["counts"] == dict(plain.counts + faulty.counts + rest.counts)
+    assert "nothing found" in result.stdout
+
+
+class Here:
+    """Does the work of a pool of processes in this one, when it is asked for."""
+
+    def __init__(self, *arguments: object, **settings: object) -> None:
+        pass
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, call: Callable[[object], object], piece: object) -> Future[object]:
+        future: Future[object] = Future()
+        future.set_result(call(piece))
+        return future
+
+
+def test_a_find_in_a_piece_is_the_searchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that replays it says whether it was a fault schedule; no piece follows."""
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(SimulatedBackend, "scatter_slots", lambda self, pool, slots, rows: None)
+    result = run_cli("explore", "--both", "--processes", 2, "--first-seed", 0)
+    assert result.exit_code == 1
+    [command] = [line for line in result.stdout.splitlines() if line.startswith("replay it: ")]
+    again = run_cli(*command.removeprefix("replay it: slotmirror ").split())
+    assert again.exit_code == 1
+    assert int(table_rows(result.stdout)["schedules"][0]) < 400
 
 
 def test_minutes_bound_a_search() -> None:

@@ -14,44 +14,8 @@ from slotmirror.conformance.simulated import (
     SimulatedBackend,
 )
 from slotmirror.conformance.simulated.memory import DEVICE_POISON, HOST_POISON
-from slotmirror.core.backend import Fence, HostBuffer
 from slotmirror.core.registry import list_backends, load_backend
-
-
-class Still:
-    """A pacing under which nothing moves unless the test steps a queue."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-
-    def call(self, member: str) -> None:
-        pass
-
-    def wait(self, reached: object, timeout_s: float) -> bool:
-        self.waits.append(timeout_s)
-        return False
-
-
-def still(profile: str = "plain") -> SimulatedBackend:
-    return SimulatedBackend(profile=PROFILES[profile], pacing=Still())
-
-
-def run(backend: SimulatedBackend, stream: object) -> None:
-    """Step one queue until it is empty or waits."""
-    while stream in backend.steppable():
-        backend.step(stream)  # type: ignore[arg-type]
-
-
-def launched(backend: SimulatedBackend, source: torch.Tensor) -> tuple[HostBuffer, Fence, object]:
-    """A copy of `source` into a buffer of its own, on a stream of its own."""
-    buffer = backend.alloc_host(source.shape, source.dtype, pinned=True)
-    fence, stream = backend.new_fence(), backend.new_stream()
-    backend.copy_to_host([(source, buffer.tensor)], stream, backend.current_stream(), fence)
-    return buffer, fence, stream
-
-
-def all_bytes(tensor: torch.Tensor) -> set[int]:
-    return set(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+from support.still_device import all_bytes, launched, run, still
 
 
 def test_it_is_installed_by_name_only() -> None:
@@ -101,21 +65,6 @@ def test_a_clone_is_not_touched_by_the_next_forward() -> None:
     assert torch.equal(buffer.tensor, torch.full((2, 2), 7.0))
 
 
-def test_freed_device_memory_is_poisoned_behind_the_work_of_its_own_stream() -> None:
-    """Kernels of the engine's stream still read it; a copy on another stream reads poison."""
-    backend = still()
-    [clone] = backend.snapshot([backend.upload(torch.ones(4))])
-    target = backend.empty((4,), torch.float32)
-    raw, source = backend._memory.raw(target), backend._memory.raw(clone)
-    backend.engine_stream.append(lambda: raw.write(source.read()))
-    buffer, _, stream = launched(backend, clone)
-    del clone
-    run(backend, backend.engine_stream)
-    run(backend, stream)
-    assert torch.equal(target, torch.ones(4))
-    assert all_bytes(buffer.tensor) == {DEVICE_POISON}
-
-
 def test_strided_sources_arrive_packed() -> None:
     """A clone of every other row has its rows one behind the other."""
     backend = still()
@@ -124,17 +73,6 @@ def test_strided_sources_arrive_packed() -> None:
     [clone] = backend.snapshot([source[::2]])
     run(backend, backend.engine_stream)
     assert torch.equal(clone, values[::2])
-
-
-def test_only_its_own_tensors_are_on_the_device() -> None:
-    """Views are; host tensors, though they are CPU tensors too, are not; dead ones are gone."""
-    backend = still()
-    tensor = backend.empty((3, 2), torch.float16)
-    assert backend.owns(tensor[1:])
-    assert not backend.owns(torch.zeros(3, 2))
-    assert backend.live_device_bytes == 12
-    del tensor
-    assert backend.live_device_bytes == 0
 
 
 def test_a_fence_that_was_never_recorded_is_reached() -> None:

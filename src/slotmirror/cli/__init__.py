@@ -1,4 +1,5 @@
-"""The command line: `slotmirror replay`, `plan`, `backends`, `conformance`, `explore`, `golden`.
+"""The command line: `slotmirror replay`, `plan`, `backends`, `conformance`, `explore`, `soak`,
+`golden`.
 
 Every command parses its options, calls one library function and renders what it returns.
 """
@@ -13,6 +14,7 @@ from slotmirror.cli.explore_command import explore
 from slotmirror.cli.golden_command import golden
 from slotmirror.cli.plan_command import plan
 from slotmirror.cli.replay_command import replay
+from slotmirror.cli.soak_command import soak
 
 __all__ = ["app"]
 
@@ -28,4 +30,5 @@ app.command()(conformance)
 app.command()(plan)
 app.command("calibrate")(calibrate_backend)
 app.command()(explore)
+app.command()(soak)
 app.add_typer(golden, name="golden")

@@ -13,7 +13,8 @@ from slotmirror.cli.consoles import output_console
 from slotmirror.cli.json_report import check_json_file, write_json
 from slotmirror.cli.units import count, seconds
 from slotmirror.conformance.explorer.exhaustive import explore_all
-from slotmirror.conformance.explorer.search import ExploreReport
+from slotmirror.conformance.explorer.parallel import explore_in_pieces
+from slotmirror.conformance.explorer.search import ExploreReport, Progress
 from slotmirror.conformance.explorer.search import explore as search
 from slotmirror.conformance.traces.scenarios import scenarios
 
@@ -28,6 +29,10 @@ def explore(
         int | None, typer.Option(min=0, help="First seed; a fresh one is drawn if not given.")
     ] = None,
     faults: Annotated[bool, typer.Option(help="Let one thing fail in every run.")] = False,
+    both: Annotated[
+        bool, typer.Option(help="Runs with and without a fault, in turn, some hundred at a time.")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 1,
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many minutes.")
     ] = None,
@@ -59,20 +64,57 @@ def explore(
     elif first_seed is None:
         first_seed = random.SystemRandom().randrange(_FRESH_SEED_MAX)
     console.print(f"first seed {first_seed}")
-    report = search(
+    report = _search(
         first_seed,
         schedules,
-        faults=faults,
+        kinds=(False, True) if both else (faults,),
+        processes=processes,
         seconds_max=None if minutes is None else minutes * 60,
-        progress=lambda so_far: console.print(
-            f"{count(so_far.schedules)} schedules, {so_far.schedules_per_s:.0f} per second"
-        ),
+        progress=_Progress(console),
     )
     with bad_input_exits():
         write_json(json_file, report.to_json())
     _show(console, report)
     if report.failed_seed is not None:
         raise typer.Exit(EXIT_FOUND)
+
+
+class _Progress:
+    """A line every thousand schedules or so."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def __call__(self, report: ExploreReport) -> None:
+        if report.schedules >= self._shown + 1000:
+            self._shown = report.schedules
+            rate = f"{report.schedules_per_s:.0f} per second"
+            self._console.print(f"{count(report.schedules)} schedules, {rate}")
+
+
+def _search(
+    first_seed: int,
+    schedules: int,
+    *,
+    kinds: tuple[bool, ...],
+    processes: int,
+    seconds_max: float | None,
+    progress: Progress,
+) -> ExploreReport:
+    """Here, or in pieces where there are several processes or kinds."""
+    if processes == len(kinds) == 1:
+        return search(
+            first_seed, schedules, faults=kinds[0], seconds_max=seconds_max, progress=progress
+        )
+    return explore_in_pieces(
+        first_seed,
+        schedules,
+        kinds=kinds,
+        processes=processes,
+        seconds_max=seconds_max,
+        progress=progress,
+    )
 
 
 def _show(console: Console, report: ExploreReport) -> None:

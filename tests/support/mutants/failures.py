@@ -9,6 +9,7 @@ import pytest
 from slotmirror.core import oplog
 from slotmirror.core.committer import Committer
 from slotmirror.core.deferred import DeviceBudget
+from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.page_transfer import PageTransfer
 from slotmirror.core.staging import StagingPage, StagingRing
 from support.mutants.mutant import Mutant
@@ -68,6 +69,10 @@ def clones_of_a_failed_launch_are_freed_at_once(patches: pytest.MonkeyPatch) -> 
     patches.setattr(PageTransfer, "give_up", without_clones)
 
 
+def sources_for_the_device_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:
+    patches.setattr(DeviceOutputs, "_forget_finished", lambda self: self._running.clear())
+
+
 def a_stored_failure_keeps_its_frames(patches: pytest.MonkeyPatch) -> None:
     patches.setattr(oplog, "without_tracebacks", lambda error: error)
 
@@ -83,6 +88,8 @@ MUTANTS = [
     Mutant(31, "clones are freed under a running copy", clones_are_freed_before_their_copy_has_run),
     Mutant(31, "clones of a failed launch are freed under a running copy",
            clones_of_a_failed_launch_are_freed_at_once, faults=True),
+    Mutant(31, "rows are freed while they are copied to the device",
+           sources_for_the_device_are_freed_at_once),
     Mutant(31, "a stored traceback keeps clones alive for ever", a_stored_failure_keeps_its_frames,
            faults=True),
 ]  # fmt: skip
