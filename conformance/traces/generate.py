@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slotmirror.conformance.traces.plain_model import PlainModel
 from slotmirror.conformance.traces.rows import (
@@ -30,13 +30,9 @@ class TraceError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What kind of traces are drawn. Probabilities are per step.
-
-    calm   no failing forwards, refused keys, resets, preemptions, aborts or replacements
-    """
+    """What kind of traces are drawn. Probabilities are per step."""
 
     steps: int = 10
-    calm: bool = False
     failed_forward: float = 0.05
     refused_key: float = 0.05
     leftover: float = 0.15
@@ -46,7 +42,7 @@ class TraceOptions:
 def draw_trace(seed: int, options: TraceOptions = TraceOptions()) -> tuple[Trace, Counter[str]]:
     """The trace of this seed, and what happens in it."""
     rng = random.Random(seed)
-    settings = _draw_settings(rng, options)
+    settings = _draw_settings(rng)
     policy = _draw_policy(rng)
     engine = ToyEngine(rng, settings)
     drawer = _StepDrawer(rng, options, policy)
@@ -64,9 +60,9 @@ def draw_trace(seed: int, options: TraceOptions = TraceOptions()) -> tuple[Trace
     return trace, engine.counts
 
 
-def _draw_settings(rng: random.Random, options: TraceOptions) -> ToySettings:
+def _draw_settings(rng: random.Random) -> ToySettings:
     block_size = rng.choice([1, 2, 4])
-    settings = ToySettings(
+    return ToySettings(
         num_blocks=rng.randrange(2, 8) * 4 // block_size,
         block_size=block_size,
         prefix_tokens_max=10,
@@ -74,9 +70,6 @@ def _draw_settings(rng: random.Random, options: TraceOptions) -> ToySettings:
         running_max=4,
         draft=rng.choice([0.0, 0.0, 0.0, 0.5]),
     )
-    if options.calm:
-        return replace(settings, abort=0.0, preempt=0.0, replace=0.0, draft=0.0)
-    return settings
 
 
 def _draw_policy(rng: random.Random) -> ModelCachePolicy:
@@ -114,7 +107,7 @@ class _StepDrawer:
 
     def reset(self) -> str:
         """Whether and when the engine resets its cache around the next step."""
-        if self._options.calm or self._rng.random() >= self._options.reset:
+        if self._rng.random() >= self._options.reset:
             return ""
         return self._rng.choice(["before", "during"])
 
@@ -127,11 +120,11 @@ class _StepDrawer:
         order = [part.req_id for part in parts]
         if rng.random() < 0.4:
             rng.shuffle(order)
-        failed = not options.calm and rng.random() < options.failed_forward
+        failed = rng.random() < options.failed_forward
         refusable = [
             key for key in keys if key in self._opened and key not in (HIDDEN_KEY, HOST_KEY)
         ]
-        refuses = not options.calm and refusable and rng.random() < options.refused_key
+        refuses = refusable and rng.random() < options.refused_key
         step = TraceStep(
             events=events,
             parts=parts,
