@@ -227,6 +227,13 @@ def test_two_stages_of_one_name_are_refused(tmp_path: Path) -> None:
     assert error_line(result) == "error: name=['thinker']: given twice"
 
 
+def test_a_pipeline_without_stages_is_refused(tmp_path: Path) -> None:
+    """Nothing to plan is an error, not a plan that fits."""
+    result = run_cli("plan", "--stages", written(tmp_path, "stage = []"), *ENOUGH)
+    assert result.exit_code == 2
+    assert error_line(result) == "error: stages=[]: must be at least one"
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """The error names the file."""
     result = run_cli("plan", "--stages", tmp_path / "none.toml")
