@@ -73,8 +73,7 @@ ALSO_CAUGHT_BY = [
 def table_rows() -> list[str]:
     """A row for each mutant: its name and its check's as words."""
     return [
-        f"| {re.sub('(?<!^)(?=[A-Z])', ' ', mutant.__name__).lower()} | "
-        f"{check.replace('_', ' ')} |"
+        f"| {re.sub('(?<!^)(?=[A-Z])', ' ', mutant.__name__).lower()} | {check.replace('_', ' ')} |"
         for mutant, check in CAUGHT_BY.items()
     ]
 
