@@ -82,7 +82,8 @@ def first_step() -> StepEvents:
 def test_bug_20_nothing_is_allocated_on_the_hot_path_after_preallocate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pool, pages and bounce buffers are there before the first step; with the bug they are made again."""
+    """Pool, pages and bounce buffers are there before the first step; with the bug they are made
+    again."""
     assert allocations_after_preallocate() == 0
     preallocate = PrefixCacheManager.preallocate
 
