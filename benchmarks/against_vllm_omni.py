@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from measuring import machine, median_us
+from measuring import low_us, machine, median_us
 from peers.ours import STAGING_DEPTH, Ours
 from peers.vllm_omni import Peer
 from tables import markdown_table
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians, in microseconds."""
+    """Medians, in microseconds; `low` is the lower decile."""
 
     case: str
     steps: int
@@ -60,6 +60,8 @@ class Result:
     ours_engine_cpu_us: float
     peer_cpu_us: float
     ours_cpu_us: float
+    peer_engine_low_us: float
+    ours_engine_low_us: float
 
     @property
     def engine_ratio(self) -> float:
@@ -157,6 +159,7 @@ def measure(case: Case) -> Result:
         *medians_us("engine_s"),
         *medians_us("engine_cpu_s"),
         *medians_us("cpu_s"),
+        *(low_us([entry.engine_s for entry in served[who]]) for who in ("peer", "ours")),
     )
 
 

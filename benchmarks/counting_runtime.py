@@ -10,18 +10,19 @@ from slotmirror.core.runtime import Lock, ThreadRuntime
 
 
 class WaitCounts:
-    """Waits of the thread that made this object; other threads' are not counted."""
+    """Waits of the thread that made this object, while `watching`."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
+        self.watching = False
         self.condition_waits = 0
         self.lock_waits = 0
         self.lock_wait_s_max = 0.0
 
     @property
-    def concerns_this_thread(self) -> bool:
-        """Whether the calling thread is the counted one."""
-        return threading.get_ident() == self._thread
+    def concerned(self) -> bool:
+        """Whether a wait of the calling thread counts now."""
+        return self.watching and threading.get_ident() == self._thread
 
 
 class CountingLock:
@@ -40,7 +41,7 @@ class CountingLock:
         started = time.perf_counter()
         taken = self._lock.acquire(True, timeout)
         counts = self._counts
-        if counts.concerns_this_thread:
+        if counts.concerned:
             counts.lock_waits += 1
             counts.lock_wait_s_max = max(counts.lock_wait_s_max, time.perf_counter() - started)
         return taken
@@ -70,7 +71,7 @@ class CountingCondition(threading.Condition):
 
     def wait(self, timeout: float | None = None) -> bool:
         """As `threading.Condition.wait`."""
-        if self._counts.concerns_this_thread:
+        if self._counts.concerned:
             self._counts.condition_waits += 1
         return super().wait(timeout)
 

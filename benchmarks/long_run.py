@@ -43,9 +43,10 @@ from slotmirror import (
 from tables import markdown_table
 from workloads import BLOCK_SIZE, CODES_KEY, Step, recycling
 
-LANES = 16
+LANES = 8
+SHARED_BLOCKS = 8
 CHUNK = 64
-SAMPLES = 50
+SAMPLES = 25
 SETTLED_SHARE = 0.2
 GROWTH_BYTES_MAX = 2 << 20
 OWN_CLASSES = ("pool_bytes", "staging_bytes", "bounce_bytes", "idle_output_bytes")
@@ -124,8 +125,10 @@ class Engine:
             num_computed_tokens=dict(zip(step.req_ids, step.first, strict=True)),
         )
         waits, switches = self.waits.condition_waits, times_blocked()
+        self.waits.watching = True
         self.cache.new_step_starts(events)
         step_id = self.cache.save_outputs(step.hidden, step.mm, num_tokens_unpadded=step.num_tokens)
+        self.waits.watching = False
         self.switches += times_blocked() - switches
         if self.waits.condition_waits > waits:
             allowed = sum(self.allowed_waits())
@@ -162,14 +165,13 @@ class Engine:
 
 def run(steps: int) -> LongRun:
     """Every step, sampled `SAMPLES` times."""
-    shared_blocks = 16
-    num_blocks = shared_blocks + 4 * LANES + 8 * CHUNK // BLOCK_SIZE
+    num_blocks = SHARED_BLOCKS + 4 * LANES + 8 * CHUNK // BLOCK_SIZE
     engine = Engine(num_blocks, 1024)
     samples: list[Sample] = []
     every = max(steps // SAMPLES, 1)
     started = time.perf_counter()
     try:
-        workload = recycling(LANES, steps, shared_blocks=shared_blocks, codes=True, chunk=CHUNK)
+        workload = recycling(LANES, steps, shared_blocks=SHARED_BLOCKS, codes=True, chunk=CHUNK)
         for number, step in enumerate(workload, start=1):
             engine.step(step)
             if number % every == 0:
