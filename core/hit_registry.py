@@ -210,9 +210,11 @@ class HitRegistry:
             first[spans.request] = spans.first
         return (first < self._saved_end[owners]).nonzero()[0]
 
-    def note_saved(self, owners: Int64Array, ends: Int64Array) -> None:
-        """The step's rows up to `ends` are saved."""
-        self._saved_end[owners] = np.maximum(self._saved_end[owners], ends)
+    def note_saved(self, owners: Int64Array, ends: Int64Array, replays: Int64Array) -> None:
+        """The step's rows up to `ends` are saved; all but `replays` begin where others ended."""
+        if len(replays):
+            ends = np.maximum(self._saved_end[owners], ends)
+        self._saved_end[owners] = ends
 
     def note_verified(self, owners: Int64Array, ends: Int64Array) -> None:
         """Rows from `ends` on were rejected drafts: they will be saved again (L7)."""

@@ -108,11 +108,11 @@ class StepSaver:
             step.page = staged.page
             # The step's hold is the save's; nobody else knows of the page before the append.
             staged.page.holds += len(write)
-            tables.registry.note_saved(step.owners, step.ends)
+            tables.registry.note_saved(step.owners, step.ends, step.replays)
             step.delivered_before = tables.registry.delivered_ends(step.owners)
             closed: list[Operation] = []
             if step.epoch == tables.epoch:
-                tables.slots.mark_written(slots, [key.index for key in keys])
+                tables.slots.mark_written(slots, tuple([key.index for key in keys]))
                 if reserved:
                     closed = self._defer(step, keys, deferred, staged, slots)
             else:

@@ -50,7 +50,7 @@ class SlotTable:
         self._present = present
         # A slot's bits as one opaque item: a claim clears, and a save sets, all keys at once.
         self._bits = present.view(np.dtype((np.void, present.shape[1])))[:, 0]
-        self._no_bits = np.zeros((), self._bits.dtype)
+        self._bits_of: dict[tuple[int, ...], np.void] = {}
 
     def room_for_a_key(self) -> BoolArray | None:
         """A wider table for `open_key`, if one is needed; engine thread, without the lock (T5)."""
@@ -80,13 +80,20 @@ class SlotTable:
 
     def claim(self, slots: Int64Array) -> None:
         """Slots that this step writes: absent for every key until its save (C2, C3, D6)."""
-        self._bits[slots] = self._no_bits
+        self._bits[slots] = self._bits_with(())
 
-    def mark_written(self, slots: Int64Array, key_indices: list[int]) -> None:
+    def mark_written(self, slots: Int64Array, key_indices: tuple[int, ...]) -> None:
         """A write of these keys to these slots is about to be appended."""
-        row = np.zeros(self._present.shape[1], dtype=np.bool_)
-        row[key_indices] = True
-        self._bits[slots] = row.view(self._bits.dtype)
+        self._bits[slots] = self._bits_with(key_indices)
+
+    def _bits_with(self, key_indices: tuple[int, ...]) -> np.void:
+        """The bits of a slot that has rows of exactly these keys."""
+        bits = self._bits_of.get(key_indices)
+        if bits is None:
+            row = np.zeros(self._present.shape[1], dtype=np.bool_)
+            row[list(key_indices)] = True
+            bits = self._bits_of[key_indices] = row.view(self._bits.dtype)[0]
+        return bits
 
     def clear(self) -> None:
         """Every slot absent for every key (R1)."""

@@ -44,12 +44,10 @@ def split_outputs(
 
 def is_per_token(output: object, counts: tuple[int, int]) -> TypeGuard[torch.Tensor]:
     """Whether an output has one row, with bytes in it, for each token of the step."""
-    return (
-        isinstance(output, torch.Tensor)
-        and output.dim() >= 2
-        and output.shape[0] in counts
-        and output.shape[1:].numel() > 0
-    )
+    if not isinstance(output, torch.Tensor):
+        return False
+    shape = output.shape
+    return len(shape) >= 2 and shape[0] in counts and 0 not in shape
 
 
 def check_layout(spec: KeySpec, opened: KeySpec) -> None:
