@@ -25,7 +25,8 @@ from slotmirror.core.key_spec import KeySpec
 Lease: TypeAlias = npt.NDArray[np.uint8]
 """Memory for one output; whatever is derived from it keeps it alive."""
 
-_RECYCLED_BYTES_MIN = 1 << 16
+_RECYCLED_BYTES_MIN = 1 << 17
+"""Where the allocator begins to give freed memory back to the system."""
 _KEPT_PER_SIZE = 8
 _KEPT_BYTES_PER_SIZE = 1 << 28
 

@@ -14,10 +14,10 @@ from slotmirror.core.hits import NO_HITS, Hits
 class StepLayout:
     """R requests, H hit rows, n computed rows; made by whoever delivers the step.
 
-    hit_lengths    (R,) hit rows of each request
     batch_offsets  (R,) first row of each request in batch order, the order of the step's slots
     page_offsets   (R,) first row of each request on the page
     out_offsets    (R,) first row of each request's region in an output buffer
+    own_offsets    (R,) the same of its computed rows, which follow its hit rows
     region_first   (R,) position of the first row of each region
     """
 
@@ -36,19 +36,19 @@ class StepLayout:
             counts = self.counts[order]
             self.page_offsets = np.empty_like(self.batch_offsets)
             self.page_offsets[order] = np.cumsum(counts) - counts
-        if hits is NO_HITS:
-            self.hit_lengths = np.zeros_like(self.counts)
-            self.out_offsets, self.region_first = self.page_offsets, self.first
-        else:
-            self.hit_lengths = hits.lengths(len(self.req_ids))
-            self.out_offsets = self._regions()
-            self.region_first = self.first - self.hit_lengths
+        self.out_offsets = self.own_offsets = self.page_offsets
+        self.region_first = self.first
+        if hits is not NO_HITS:
+            hit_lengths = hits.lengths(len(self.req_ids))
+            self.out_offsets = self._regions(hit_lengths)
+            self.own_offsets = self.out_offsets + hit_lengths
+            self.region_first = self.first - hit_lengths
 
-    def _regions(self) -> Int64Array:
+    def _regions(self, hit_lengths: Int64Array) -> Int64Array:
         """Regions of requests with hits, then the others in page order."""
         offsets = np.empty_like(self.batch_offsets)
         offsets[self.hits.spans.request] = self.hits.region_starts
-        others = np.flatnonzero(self.hit_lengths == 0)
+        others = np.flatnonzero(hit_lengths == 0)
         others = others[np.argsort(self.page_offsets[others], kind="stable")]
         counts = self.counts[others]
         offsets[others] = self.hits.region_rows + np.cumsum(counts) - counts

@@ -156,13 +156,13 @@ class Merge:
         self._index = RequestIndex(layout, req_ids)
         self._wanted = self._wanted_requests(req_ids)
         # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
-        self._first = layout.region_first
-        if len(step.replays):
+        self._first, self._starts = layout.region_first, layout.out_offsets
+        replays = step.replays
+        if len(replays):
             self._first = self._first.copy()
-            replays = step.replays
             cut = np.minimum(step.delivered_before[replays], step.ends[replays])
             self._first[replays] = np.maximum(self._first[replays], cut)
-        self._starts = layout.out_offsets + self._first - layout.region_first
+            self._starts = self._starts + self._first - layout.region_first
 
     def _wanted_requests(self, req_ids: Sequence[str] | None) -> Int64Array | None:
         """Indices of the requested ones in page order; None for all of them."""
@@ -184,7 +184,7 @@ class Merge:
                 continue
             present = step.hits.rows.present[:, gather.key.index]
             only = self._requests(step.hits.requests_with(present))
-            hit_end = layout.out_offsets + layout.hit_lengths
+            hit_end = layout.own_offsets
             starts = np.minimum(self._starts, hit_end)
             base = self._sent(rows_tensor(gather.lease, gather.key.spec))
             rows[name] = RowsByRequest(self._index, base, starts, hit_end, only)
@@ -249,7 +249,7 @@ class Merge:
         wanted = np.arange(len(layout.req_ids)) if self._wanted is None else self._wanted
         wanted = wanted[np.argsort(layout.page_offsets[wanted], kind="stable")]
         page = layout.page_offsets[wanted]
-        out = layout.out_offsets[wanted] + layout.hit_lengths[wanted]
+        out = layout.own_offsets[wanted]
         counts = layout.counts[wanted]
         if not len(wanted):
             return []
@@ -264,6 +264,8 @@ def leftovers_by_request(
 ) -> dict[str, Mapping[str, object]]:
     """The leftovers of a step: tensors with the step's rows cut, everything else whole (D7)."""
     layout = index.layout
+    if pack is None:
+        return {}
     starts = layout.page_offsets
     return {
         name: RowsByRequest(index, payload, starts, starts + layout.counts)
@@ -271,5 +273,5 @@ def leftovers_by_request(
         and payload.dim() >= 1
         and payload.shape[0] == layout.num_rows
         else SharedByRequest(index, payload)
-        for name, payload in (pack.unpack() if pack is not None else {}).items()
+        for name, payload in pack.unpack().items()
     }
