@@ -10,7 +10,7 @@ from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers, rows_view
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import RowLayoutError
-from slotmirror.core.events import StepEvents, ranges
+from slotmirror.core.events import Int64Array, StepEvents, ranges
 from slotmirror.core.hits import Hits
 from slotmirror.core.operations import GatherTask
 from slotmirror.core.stats import CacheStats
@@ -52,6 +52,9 @@ def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
     )
 
 
+_NO_ROWS: Int64Array = np.empty(0, dtype=np.int64)
+
+
 class HitPlanner:
     """Plans gathers. Engine thread; allocates, so it is called without locks."""
 
@@ -78,15 +81,19 @@ class HitPlanner:
         # One index for the whole region of the hits: rows that are not the pool's are read from
         # slot 0, which is as good as any, and then zeroed or overwritten from the page.
         slots = np.zeros(hits.region_rows, dtype=np.int64)
-        slots[hits.out_rows[present]] = hits.rows.slots[present]
+        slots[hits.out_rows] = hits.rows.slots
+        zero_rows = _NO_ROWS
+        if not present.all():
+            zero_rows = hits.out_rows[~present]
+            slots[zero_rows] = 0
         lease = self._meter.lease(self._buffers, out_rows * key.spec.row_bytes)
         self._stats.hit_buffer_bytes_high = self._meter.bytes_high
         return GatherTask(
             f"for {len(hits.spans.request)} hits",
             key,
             slots,
-            hits.out_rows[~present],
-            int(present.sum()),
+            zero_rows,
+            len(present) - len(zero_rows),
             lease,
             rows_view(lease, key.spec)[: hits.region_rows],
             self._stats,

@@ -133,13 +133,13 @@ class PrefixCacheManager:
                     replays=tables.registry.replays(owners, events.first_positions, plan.spans),
                     drafted=events.indices_of(events.drafted),
                 )
+            if hits is not NO_HITS:
+                self._stats.hits += len(hits.spans.request)
+                self._stats.hit_tokens += len(hits)
+                self._stats.own_step_hit_tokens += hits.num_own
             if self.config.prefetch:
                 self._log.append(list(gathers.values()))
         self._plane.committer.kick()
-        if hits is not NO_HITS:
-            self._stats.hits += len(hits.spans.request)
-            self._stats.hit_tokens += len(hits)
-            self._stats.own_step_hit_tokens += hits.num_own
 
     def save_outputs(
         self,

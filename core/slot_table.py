@@ -24,7 +24,8 @@ class HitRows:
 
     slots    (H,) the slot of each hit row
     own_row  (H,) the row of this very step that will write the slot, or -1
-    present  (H, K) whether the pool has the row for the key when this step has claimed its slots
+    present  (H, K or more) whether the pool has the row for the key when this step has claimed
+             its slots; the columns of keys that are not open are False
     """
 
     slots: Int64Array
@@ -75,7 +76,8 @@ class SlotTable:
         self._step_row[step_slots] = np.arange(len(step_slots), dtype=np.int64)
         own_row = self._step_row[hit_slots]
         self._step_row[step_slots] = -1
-        present = self._present[hit_slots, : self._num_keys] & (own_row < 0)[:, None]
+        present = self._bits[hit_slots].view(np.bool_).reshape(len(hit_slots), -1)
+        present[own_row >= 0] = False
         return HitRows(slots=hit_slots, own_row=own_row, present=present)
 
     def claim(self, slots: Int64Array) -> None:
