@@ -57,14 +57,14 @@ class DataPlane:
         self,
         step_id: int,
         keys: tuple[OpenKey, ...],
-        deferred: Sequence[bool],
+        deferred: frozenset[str],
         staged: StagedRows,
         slots: Int64Array,
     ) -> list[Operation]:
         """The step's write, if it has rows to keep; to be appended once it holds the page."""
         sources = staged.sources
-        if any(deferred):
-            now = [i for i, is_deferred in enumerate(deferred) if not is_deferred]
+        if deferred:
+            now = [i for i, key in enumerate(keys) if key.name not in deferred]
             keys, sources = tuple(keys[i] for i in now), [sources[i] for i in now]
         if not keys:
             return []

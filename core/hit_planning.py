@@ -16,6 +16,9 @@ from slotmirror.core.operations import GatherTask
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import NOTHING_MISSING, MissingRows
 
+_INT64 = np.dtype(np.int64)
+_NO_ROWS: Int64Array = np.empty(0, dtype=np.int64)
+
 
 def check_shape(events: StepEvents) -> None:
     """Raise `RowLayoutError` unless the arrays of a step fit each other (S4)."""
@@ -24,6 +27,11 @@ def check_shape(events: StepEvents) -> None:
         raise RowLayoutError(
             f"{len(events.req_ids)} scheduled requests, but {len(counts)} token counts and "
             f"{len(first)} first positions"
+        )
+    if not counts.dtype == first.dtype == events.slots.dtype == _INT64:
+        raise RowLayoutError(
+            f"num_tokens is {counts.dtype}, first_positions {first.dtype}, slots "
+            f"{events.slots.dtype}: all must be int64"
         )
     if len(counts) and (np.minimum.reduce(counts) < 1 or np.minimum.reduce(first) < 0):
         odd = np.flatnonzero((counts < 1) | (first < 0)).tolist()
@@ -50,9 +58,6 @@ def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
         f"0..{config.num_slots - 1}: their block tables lack blocks, or num_blocks "
         f"({config.num_blocks}) and block_size ({config.block_size}) are not the engine's"
     )
-
-
-_NO_ROWS: Int64Array = np.empty(0, dtype=np.int64)
 
 
 class HitPlanner:

@@ -114,7 +114,8 @@ class PrefixCacheManager:
             tables.settle_drafts(accepted)
             tables.abandon_open_step()
             closing = tables.deferred.reason_to_close(events, plan.spans.slots)
-            self._log.append(self._saver.closed_batch(closing))
+            if closing is not None:
+                self._log.append(self._saver.closed_batch(closing))
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             oldest = tables.steps.oldest_id(step_id)
             owners = tables.registry.apply(events, plan, step_id, oldest)
@@ -137,8 +138,8 @@ class PrefixCacheManager:
                 self._stats.hits += len(hits.spans.request)
                 self._stats.hit_tokens += len(hits)
                 self._stats.own_step_hit_tokens += hits.num_own
-            if self.config.prefetch:
-                self._log.append(list(gathers.values()))
+                if self.config.prefetch:
+                    self._log.append(list(gathers.values()))
         self._plane.committer.kick()
 
     def save_outputs(

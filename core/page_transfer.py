@@ -54,14 +54,14 @@ class PageTransfer:
         self,
         keys: Sequence[OpenKey],
         rows: Sequence[torch.Tensor],
-        cloned: Sequence[bool],
+        cloned: frozenset[str],
         leftovers: LeftoverPack | None,
         num_rows: int,
         unconsumed: Callable[[], Sequence[int]],
     ) -> StagedRows:
         """Claim a page, and launch the copy of these rows and leftovers into it.
 
-        `rows` has one tensor per key, `cloned` says which of them must be cloned in any case. May
+        `rows` has one tensor per key, `cloned` names those that must be cloned in any case. May
         wait for a page, bounded (W6, S1). Raises `StepTooLargeError` or whatever the allocation or
         clone raised, with the page given back; a copy that fails to launch is sticky, since part
         of it may run (W5).
@@ -77,7 +77,9 @@ class PageTransfer:
                 for source, target in leftovers.copies_into(arena):
                     tensors.append(source)
                     targets.append(target)
-            sources = self._sources(tensors, cloned)
+            sources: Sequence[torch.Tensor] = tensors
+            if self._outlasts or cloned:
+                sources = self._sources(tensors, [key.name in cloned for key in keys])
             pairs = self._copy_host_tensors(sources, targets)
             stream, after = self.stream.get(), self._backend.current_stream()
         except BaseException:
@@ -96,8 +98,6 @@ class PageTransfer:
         self, tensors: list[torch.Tensor], cloned: Sequence[bool]
     ) -> Sequence[torch.Tensor]:
         """What the copies read: clones where asked, and where a copy outlasts this call (D9)."""
-        if not self._outlasts and not any(cloned):
-            return tensors
         asked = [*cloned, *[False] * (len(tensors) - len(cloned))]
         which = [
             i

@@ -59,14 +59,8 @@ class StepSaver:
         rows, leftovers = split_outputs(hidden, mm_outputs, *counts, policy)
         pack = self._pack(step, leftovers) if leftovers else None
         keys = self._keys.of(rows, policy.deferred_keys)
-        # Rows of a deferred key that do not lie on the device are written at once.
-        deferred = [
-            key.name in policy.deferred_keys and self._backend.owns(tensor)
-            for key, tensor in zip(keys, rows.values(), strict=True)
-        ]
-        reserved = 0
-        if any(deferred):
-            reserved = self._reserve(rows, deferred)
+        deferred = self._deferred(policy, rows)
+        reserved = self._reserve(rows, deferred) if deferred else 0
         try:
             staged = self._plane.transfer.stage(
                 keys, tuple(rows.values()), deferred, pack, counts[0], self._tables.steps.ids
@@ -81,9 +75,9 @@ class StepSaver:
             self._plane.budget.release(reserved)
             raise
 
-    def closed_batch(self, reason: str | None) -> list[Operation]:
-        """Close the open batch for this reason, if there are both. Caller holds manager lock."""
-        if reason is None or not self._tables.deferred.num_bytes:
+    def closed_batch(self, reason: str) -> list[Operation]:
+        """Close the open batch for this reason, if there is one. Caller holds manager lock."""
+        if not self._tables.deferred.num_bytes:
             return []
         return [self._plane.deferred_write_of(self._tables.deferred.close(reason))]
 
@@ -91,7 +85,7 @@ class StepSaver:
         self,
         step: Step,
         keys: tuple[OpenKey, ...],
-        deferred: Sequence[bool],
+        deferred: frozenset[str],
         staged: StagedRows,
         order: Int64Array | None,
         pack: LeftoverPack | None,
@@ -127,17 +121,17 @@ class StepSaver:
         self,
         step: Step,
         keys: Sequence[OpenKey],
-        deferred: Sequence[bool],
+        deferred: frozenset[str],
         staged: StagedRows,
         slots: Int64Array,
     ) -> list[Operation]:
         """The step's deferred rows join the open batch. Caller holds manager lock."""
         batch = self._tables.deferred
-        chosen = zip(keys, staged.sources, deferred, strict=False)
-        batch.add({key: clone for key, clone, is_deferred in chosen if is_deferred}, slots,
-                  step.req_ids)  # fmt: skip
-        half = self._plane.budget.is_half_full(batch.num_bytes)
-        return self.closed_batch("budget" if half else None)
+        sources = zip(keys, staged.sources, strict=False)
+        clones = {key: clone for key, clone in sources if key.name in deferred}
+        batch.add(clones, slots, step.req_ids)
+        half_full = self._plane.budget.is_half_full(batch.num_bytes)
+        return self.closed_batch("budget") if half_full else []
 
     def _pack(self, step: Step, found: Mapping[str, object]) -> LeftoverPack | None:
         """The leftovers to deliver: a known key that is None this time is simply omitted (D6)."""
@@ -154,10 +148,18 @@ class StepSaver:
             )
         return LeftoverPack(leftovers) if leftovers else None
 
-    def _reserve(self, rows: Mapping[str, torch.Tensor], deferred: Sequence[bool]) -> int:
+    def _deferred(
+        self, policy: ModelCachePolicy, rows: Mapping[str, torch.Tensor]
+    ) -> frozenset[str]:
+        """Keys to defer: those of the policy whose rows lie on the device."""
+        names = policy.deferred_keys
+        if not names:
+            return names
+        return frozenset(n for n in names & rows.keys() if self._backend.owns(rows[n]))
+
+    def _reserve(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> int:
         """Reserve device bytes for this step's deferred clones, before they are made (W4)."""
-        chosen = zip(rows.values(), deferred, strict=True)
-        num_bytes = sum(tensor.nbytes for tensor, is_deferred in chosen if is_deferred)
+        num_bytes = sum(rows[name].nbytes for name in deferred)
         if not self._plane.budget.fits(num_bytes):
             with self._tables.lock:
                 self._plane.log.append(self.closed_batch("budget"))

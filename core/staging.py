@@ -184,23 +184,20 @@ class StagingRing:
         A page whose copy may still run is stranded: it leaves the ring, and its memory stays with
         the process.
         """
-        sources: Sequence[torch.Tensor] = ()
         with self._log.changed:
             page.holds -= 1
-            if page.holds == 0:
-                if page.landed:
-                    # Freed when this returns, not under the lock.
-                    sources, page.sources = page.sources, ()
-                    self._free.append(page)
-                else:
-                    self._strand(page)
-                self._log.changed.notify_all()
+            if page.holds:
+                return
+            landed, sources = page.landed, page.sources
+            if landed:
+                page.sources = ()
+            (self._free if landed else self._stranded).append(page)
+            self._log.changed.notify_all()
+        # What the copy has read is freed here, not under the lock.
         del sources
-
-    def _strand(self, page: StagingPage) -> None:
-        logger.error("page %d is kept: a copy into it may still run", page.index)
-        self._stranded.append(page)
-        keep_for_ever(page)
+        if not landed:
+            keep_for_ever(page)
+            logger.error("page %d is kept: a copy into it may still run", page.index)
 
     def refuse_claims(self) -> None:
         """From now on every claim raises, waiting ones too."""

@@ -108,7 +108,7 @@ class CpuRefBackend(DeviceBackend):
         fence: Fence,
     ) -> None:
         for source, destination in pairs:
-            destination.copy_(source.detach())
+            destination.copy_(source.detach() if source.requires_grad else source)
         fence.record(stream)
 
     def gather_slots(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from slotmirror.core.errors import (
     KeyLayoutError,
     RowLayoutError,
 )
+from slotmirror.core.events import AdmittedRequest
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
@@ -291,3 +293,18 @@ def test_D4_a_new_request_without_a_hit_begins_at_zero() -> None:
     driver = Driver()
     with pytest.raises(HitSpanError, match="hit of 0 tokens: its first scheduled position is 4"):
         driver.start({"a": (4, 1)}, new={"a": (0, (0, 1))})
+
+
+def test_S4_arrays_that_are_not_int64_are_refused_by_name() -> None:
+    """A step whose slots are 32-bit numbers is refused with the dtypes; nothing has changed."""
+    driver = Driver()
+    events = driver.tables.step(
+        new=[AdmittedRequest("a", 0, (0,))],
+        num_scheduled_tokens={"a": 2},
+        num_computed_tokens={"a": 0},
+    )
+    narrow = replace(events, slots=events.slots.astype(np.int32))
+    with pytest.raises(RowLayoutError, match="slots int32: all must be int64"):
+        driver.cache.new_step_starts(narrow)
+    driver.cache.new_step_starts(events)
+    assert firsts(driver.cache.materialize(driver.save(rows(0, 2))).hidden_states["a"]) == [0, 1]
