@@ -1,0 +1,101 @@
+"""A launch fails and no fence can be placed behind it: the page is let go only when that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from slotmirror.core.backend import Fence, Stream
+from slotmirror.core.errors import CacheFailedError
+from support.caches import Driver, rows
+from support.gated_backend import GatedBackend, GatedFence
+
+
+class _RefusingFence(GatedFence):
+    """Refuses to be recorded as often as its backend says."""
+
+    def record(self, stream: Stream) -> None:
+        backend = self._backend
+        assert isinstance(backend, _HalfLaunchingBackend)
+        if backend.refusals_left:
+            backend.refusals_left -= 1
+            raise OSError("no fence")
+        super().record(stream)
+
+
+class _HalfLaunchingBackend(GatedBackend):
+    """Its launches leave a copy under way and fail; `lost_for_certain` answers `is_lost`."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals_left = refusals
+        self.lost_for_certain = False
+
+    def new_fence(self) -> Fence:
+        return _RefusingFence(self)
+
+    def copy_to_host(
+        self,
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        stream: Stream,
+        after: Stream,
+        fence: Fence,
+    ) -> None:
+        super().copy_to_host(pairs, stream, after, fence)
+        raise OSError("the launch failed")
+
+    def is_lost(self) -> bool:
+        return self.lost_for_certain
+
+
+def failed_save(refusals: int) -> tuple[Driver, _HalfLaunchingBackend]:
+    """A driver whose only save failed at its launch, with the mover yet to act."""
+    backend = _HalfLaunchingBackend(refusals)
+    driver = Driver(backend=backend)
+    driver.start({"a": (0, 2)}, new={"a": (0, (0,))})
+    with pytest.raises(CacheFailedError, match="no fence|launch failed"):
+        driver.save(rows(0, 2))
+    return driver, backend
+
+
+def pages(driver: Driver) -> tuple[object, object, int]:
+    """Pages held, pages stranded, bytes stranded."""
+    stats = driver.cache.stats()
+    stranded = driver.cache.memory_stats()["stranded_bytes"]
+    return stats["pages_held"], stats["pages_stranded"], stranded
+
+
+def test_W5_the_mover_places_the_fence_that_the_launch_could_not() -> None:
+    """The page is held until the copy has run, and is then free like any other."""
+    driver, backend = failed_save(refusals=1)
+    backend.on_wait = lambda timeout_s: backend.finish()
+    assert pages(driver) == (1, 0, 0)
+    driver.settle()
+    assert backend.finished == 1
+    assert pages(driver) == (0, 0, 0)
+    driver.cache.shutdown()
+    assert sum(driver.cache.memory_stats().values()) == 0
+
+
+def test_W5_a_page_without_a_fence_is_stranded_and_counted() -> None:
+    """Nobody can tell when it is quiet: it leaves the ring, its bytes are reported apart."""
+    driver, _ = failed_save(refusals=2)
+    driver.settle()
+    held, stranded, num_bytes = pages(driver)
+    assert (held, stranded) == (0, 1)
+    assert num_bytes == 64 * 2 * 4
+    driver.cache.shutdown()
+    assert driver.cache.memory_stats()["stranded_bytes"] == num_bytes
+    assert sum(driver.cache.memory_stats().values()) == num_bytes
+
+
+def test_W5_a_device_that_is_lost_for_certain_strands_nothing() -> None:
+    """None of its copies will ever run, so the page is free at once."""
+    driver, backend = failed_save(refusals=2)
+    backend.lost_for_certain = True
+    driver.settle()
+    assert pages(driver) == (0, 0, 0)
+    driver.cache.shutdown()
+    assert sum(driver.cache.memory_stats().values()) == 0
