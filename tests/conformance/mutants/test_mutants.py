@@ -13,7 +13,7 @@ from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
-from slotmirror.core.staging import StagingRing
+from support.mutants import insides
 from support.mutants.every import BY_A_TEST_OF_ITS_OWN, MUTANTS
 from support.mutants.mutant import Mutant, hunt, play_quietly
 
@@ -89,9 +89,9 @@ def test_bug_20_nothing_is_allocated_on_the_hot_path_after_preallocate(
 
     def without_pages(self, keys):  # type: ignore[no-untyped-def]
         with pytest.MonkeyPatch.context() as patches:
-            patches.setattr(StagingRing, "open_key", lambda self, spec: None)
+            insides.ALLOCATE_PAGES.replace(patches, lambda self, spec: None)
             plan = preallocate(self, keys)
-        self._keys._keys.clear()
+        insides.forget_opened_keys(self)
         return plan
 
     monkeypatch.setattr(PrefixCacheManager, "preallocate", without_pages)
