@@ -50,8 +50,9 @@ mutants: $(READY)
 wheel: $(READY)
 	$(BIN)/python -m pytest -m packaging
 
+# All benchmarks, about five minutes; `make bench BENCH_ARGS=--quick` for a trial.
 bench: $(READY)
-	$(BIN)/python benchmarks/step_cost.py
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,207 +1,289 @@
-"""What a decode step costs the engine thread, by part, at several batch sizes.
+"""What a decode step costs each thread, by part, at several batch sizes and row widths.
 
-    python benchmarks/step_cost.py [--requests 16 256 1024] [--keys 1] [--steps 400]
-                                   [--committer threaded] [--json FILE]
+    python benchmarks/step_cost.py [--requests 16 256 1024] [--keys 1] [--steps 300] [--quick]
+                                   [--committer threaded] [--json FILE] [--profile FILE.svg]
 
-Every request decodes one token per step: 2048 bfloat16 hidden values and, per further key, as many
-again. A builder thread materializes each step as it is saved. Reported are medians of microseconds
-on the engine thread, the CPU time of all threads per step, and the growth from the first size to
-the others beside the growth of the bytes.
+Every request decodes one token per step. Rows are 2048 bf16 values and, to see what grows beyond
+the bytes, 16 (32 bytes). A builder materializes each step. Three tables:
+
+threads    engine-thread time of the cache's two calls, the builder's and the mover's CPU time
+           (read from the threads' own clocks, nothing instrumented), and how often per step the
+           engine thread gave up its core to wait: a hand-off of the GIL or of a lock, a page; in
+           the two calls and in the whole step, the adapter included. *Spaced* steps leave the
+           other threads time to finish, *back to back* steps overlap.
+growth     engine-thread time from the first batch size to the others, lower decile
+parts      exclusive time of the functions in `parts.py`, in a second, instrumented run
+
+`--profile` draws the step of median length, of the largest batch of full rows up to 256, as SVG.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import queue
 import statistics
 import threading
-import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from slotmirror import (
-    AdmittedRequest,
-    BlockTables,
-    ModelCachePolicy,
-    PrefixCacheConfig,
-    PrefixCacheManager,
-    load_backend,
-)
+from decode_batch import POSITIONS, DecodeBatch, StepTimes
+from measuring import cpu_s_of, low_us, machine, median_us
+from parts import Instruments, Span
+from slotmirror import DeviceBackend, load_backend
+from tables import markdown_table
+from timeline import draw
 
-BLOCK_SIZE = 16
-BLOCKS_PER_REQUEST = 64
-WIDTH = 2048
-WARM_STEPS = 50
-DRAIN_TIMEOUT_S = 60
-HEADINGS = (
-    "requests",
-    "keys",
-    "adapter µs",
-    "new_step_starts µs",
-    "save_outputs µs",
-    "engine thread µs",
-    "growth",
-    "growth of bytes",
-    "CPU of all threads µs",
-)
+WIDTHS = (2048, 16)
+ROUNDS = 4
+INSTRUMENTED_STEPS = 120
+PICTURE_REQUESTS_MAX = 256
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Medians of one batch size, microseconds per step."""
+    """One batch size and row width; microseconds per step, medians unless said otherwise."""
 
     requests: int
     keys: int
+    row_bytes: int
+    spaced: bool
     adapter_us: float
     new_step_starts_us: float
     save_outputs_us: float
-    cpu_all_threads_us: float
+    engine_us: float
+    engine_low_us: float
+    engine_cpu_us: float
+    builder_us: float
+    builder_cpu_us: float
+    mover_cpu_us: float
+    blocked_per_step: float
+    blocked_in_all_per_step: float
+    preempted_per_step: float
     page_waits: int
 
-    @property
-    def engine_us(self) -> float:
-        """The cache's own calls on the engine thread."""
-        return self.new_step_starts_us + self.save_outputs_us
+
+@dataclass(frozen=True)
+class PartTimes:
+    """Exclusive medians of one batch size: lane → part → microseconds per step."""
+
+    requests: int
+    row_bytes: int
+    timing_cost_us: float
+    lanes: dict[str, dict[str, float]]
 
 
-class DecodeBatch:
-    """A steady decode batch, the cache that serves it, and a builder thread."""
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
 
-    def __init__(self, requests: int, keys: int, committer: str, backend_name: str | None) -> None:
-        self._ids = [f"request-{i}" for i in range(requests)]
-        num_blocks = requests * BLOCKS_PER_REQUEST
-        config = PrefixCacheConfig(
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            staging_capacity_tokens=max(requests, 64),
-            staging_depth=8,
-            committer=committer,  # type: ignore[arg-type]
+    requests: tuple[int, ...]
+    keys: int
+    steps: int
+    committer: str
+    backend: DeviceBackend
+
+    def batch(self, requests: int, width: int, *, spaced: bool) -> DecodeBatch:
+        """A warm batch."""
+        batch = DecodeBatch(
+            requests,
+            width=width,
+            keys=self.keys,
+            committer=self.committer,
+            backend=self.backend,
+            spaced=spaced,
         )
-        backend = load_backend(backend_name)
-        self.cache = PrefixCacheManager(config, backend)
-        self.cache.register_policy(ModelCachePolicy())
-        self._tables = BlockTables(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        self._hidden = torch.randn(requests, WIDTH, device=backend.device).to(torch.bfloat16)
-        self._mm = {f"layer_{k}": self._hidden.clone() for k in range(keys - 1)}
-        self._position = 0
-        self._saved: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._builder = threading.Thread(target=self._build, name="builder")
-        self._builder.start()
-
-    def _build(self) -> None:
-        while (step_id := self._saved.get()) is not None:
-            self.cache.materialize(step_id)
-
-    def _new_blocks(self) -> dict[str, list[int]]:
-        """The block that each request begins at this position, if it begins one."""
-        if self._position % BLOCK_SIZE:
-            return {}
-        block = self._position // BLOCK_SIZE
-        return {r: [i * BLOCKS_PER_REQUEST + block] for i, r in enumerate(self._ids)}
-
-    def step(self) -> tuple[float, float, float]:
-        """One step; seconds of the adapter, of `new_step_starts` and of `save_outputs`."""
-        clock = time.perf_counter
-        blocks = self._new_blocks()
-        first = self._position == 0
-        new = [AdmittedRequest(r, 0, ids) for r, ids in blocks.items()] if first else []
-        scheduled = dict.fromkeys(self._ids, 1)
-        computed = dict.fromkeys(self._ids, self._position)
-        t0 = clock()
-        events = self._tables.step(
-            num_scheduled_tokens=scheduled,
-            num_computed_tokens=computed,
-            new=new,
-            appended={} if first else blocks,
-        )
-        t1 = clock()
-        self.cache.new_step_starts(events)
-        t2 = clock()
-        step_id = self.cache.save_outputs(
-            self._hidden, self._mm, num_tokens_unpadded=len(self._ids)
-        )
-        t3 = clock()
-        self._saved.put(step_id)
-        self._position += 1
-        # The engine has a forward to run between two steps; mover and builder catch up meanwhile.
-        self.cache.quiesce(DRAIN_TIMEOUT_S)
-        return t1 - t0, t2 - t1, t3 - t2
-
-    def close(self) -> None:
-        """End the builder and the cache."""
-        self._saved.put(None)
-        self._builder.join()
-        self.cache.shutdown()
-
-
-def measure(
-    requests: int, keys: int, steps: int, committer: str, backend_name: str | None
-) -> StepCost:
-    """Run one batch size."""
-    batch = DecodeBatch(requests, keys, committer, backend_name)
-    try:
-        for _ in range(WARM_STEPS):
+        for _ in range(POSITIONS):
             batch.step()
-        cpu_s = time.process_time()
-        times = [batch.step() for _ in range(steps)]
-        cpu_s = time.process_time() - cpu_s
-        adapter, starts, saves = (
-            statistics.median(part) * 1e6 for part in zip(*times, strict=True)
+        batch.wait_until_idle()
+        return batch
+
+
+class Measurement:
+    """The times of one batch, in as many rounds as wanted."""
+
+    def __init__(self, plan: Plan, requests: int, width: int, *, spaced: bool) -> None:
+        self._facts = (requests, plan.keys, width * 2, spaced)
+        self._batch = plan.batch(requests, width, spaced=spaced)
+        self._num_warm = len(self._batch.builds)
+        self._times: list[StepTimes] = []
+        self._mover_cpu_s = 0.0
+
+    def round(self, steps: int) -> None:
+        """Run and time so many steps."""
+        before_s = self._movers_cpu_s()
+        self._times += [self._batch.step() for _ in range(steps)]
+        self._batch.wait_until_idle()
+        self._mover_cpu_s += self._movers_cpu_s() - before_s
+
+    def finish(self) -> StepCost:
+        """Medians; ends the batch."""
+        times, builds = self._times, self._batch.builds[self._num_warm :]
+        page_waits = int(str(self._batch.cache.stats()["page_waits"]))
+        self._batch.close()
+        return StepCost(
+            *self._facts,
+            median_us([t.adapter_s for t in times]),
+            median_us([t.new_step_starts_s for t in times]),
+            median_us([t.save_outputs_s for t in times]),
+            median_us([t.engine_s for t in times]),
+            low_us([t.engine_s for t in times]),
+            median_us([t.cpu_s for t in times]),
+            median_us([wall for wall, _ in builds]),
+            median_us([cpu for _, cpu in builds]),
+            self._mover_cpu_s / len(times) * 1e6,
+            statistics.mean(t.blocked for t in times),
+            statistics.mean(t.blocked_in_all for t in times),
+            statistics.mean(t.preempted for t in times),
+            page_waits,
         )
-        waits = int(str(batch.cache.stats()["page_waits"]))
-        return StepCost(requests, keys, adapter, starts, saves, cpu_s / steps * 1e6, waits)
+
+    def _movers_cpu_s(self) -> float:
+        return sum(cpu_s_of(thread) for thread in self._batch.movers)
+
+
+def measure(plan: Plan, width: int, *, spaced: bool) -> list[StepCost]:
+    """Every batch size without instruments; they take turns, so that a noisy minute hits all."""
+    batches = [Measurement(plan, n, width, spaced=spaced) for n in plan.requests]
+    for _ in range(ROUNDS):
+        for batch in batches:
+            batch.round(plan.steps // ROUNDS)
+    return [batch.finish() for batch in batches]
+
+
+def measure_parts(plan: Plan, requests: int, width: int, steps: int) -> tuple[PartTimes, str]:
+    """One batch size with every part timed; also the picture of the step of median length."""
+    batch = plan.batch(requests, width, spaced=True)
+    lanes = {threading.get_ident(): "engine", batch.builder.ident or 0: "builder"}
+    lanes |= {thread.ident or 0: "mover" for thread in batch.movers}
+    found: list[list[Span]] = []
+    try:
+        with Instruments(type(plan.backend)) as instruments:
+            for _ in range(steps):
+                batch.step()
+                batch.wait_until_idle()
+                found.append(list(instruments.spans))
+                instruments.spans.clear()
     finally:
         batch.close()
+    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for spans in found:
+        for (thread, part), own_us in instruments.own_us(spans).items():
+            samples[lanes.get(thread, "other")][part].append(own_us)
+    medians = {
+        lane: {part: statistics.median(values) for part, values in parts.items()}
+        for lane, parts in samples.items()
+    }
+    cost_us = (instruments.cost.inside_s + instruments.cost.outside_s) * 1e6
+    picked = sorted(found, key=lambda spans: _engine_s(spans, threading.get_ident()))[steps // 2]
+    title = f"One decode step, {requests} requests, {plan.keys} key(s), rows of {width * 2} B"
+    return PartTimes(requests, width * 2, cost_us, medians), draw(title, picked, lanes)
 
 
-def markdown(costs: list[StepCost]) -> str:
-    """The table, growth counted from the first size."""
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+def _engine_s(spans: list[Span], engine: int) -> float:
+    return sum(s.end_s - s.start_s for s in spans if s.thread == engine and s.depth == 0)
+
+
+def growth(costs: list[StepCost]) -> list[tuple[int, int, float]]:
+    """(row bytes, requests, engine-thread time over that of the first batch size), spaced."""
+    first: dict[int, float] = {}
+    found = []
     for cost in costs:
-        cells = (
-            cost.requests,
-            cost.keys,
-            f"{cost.adapter_us:.0f}",
-            f"{cost.new_step_starts_us:.0f}",
-            f"{cost.save_outputs_us:.0f}",
-            f"{cost.engine_us:.0f}",
-            f"{cost.engine_us / costs[0].engine_us:.2f}×",
-            f"{cost.requests / costs[0].requests:.0f}×",
-            f"{cost.cpu_all_threads_us:.0f}",
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        if cost.spaced:
+            base = first.setdefault(cost.row_bytes, cost.engine_low_us)
+            found.append((cost.row_bytes, cost.requests, cost.engine_low_us / base))
+    return found
+
+
+def markdown(costs: list[StepCost], parts: list[PartTimes]) -> str:
+    """The three tables."""
+    threads = markdown_table(
+        (
+            *("requests", "row bytes", "steps", "adapter µs", "new_step_starts µs"),
+            *("save_outputs µs", "engine thread µs", "its CPU µs", "builder µs", "its CPU µs"),
+            *("mover CPU µs", "blocked in calls", "blocked in step", "preempted"),
+        ),
+        [
+            (
+                c.requests,
+                c.row_bytes,
+                "spaced" if c.spaced else "back to back",
+                *(f"{us:.0f}" for us in (c.adapter_us, c.new_step_starts_us, c.save_outputs_us)),
+                *(f"{us:.0f}" for us in (c.engine_us, c.engine_cpu_us)),
+                *(f"{us:.0f}" for us in (c.builder_us, c.builder_cpu_us, c.mover_cpu_us)),
+                f"{c.blocked_per_step:.2f}",
+                f"{c.blocked_in_all_per_step:.2f}",
+                f"{c.preempted_per_step:.2f}",
+            )
+            for c in costs
+        ],
+    )
+    grown = markdown_table(
+        ("row bytes", "requests", "engine thread, growth"),
+        [(row_bytes, requests, f"{ratio:.2f}×") for row_bytes, requests, ratio in growth(costs)],
+    )
+    return f"{threads}\n\n{grown}\n\n{_parts_table(parts)}"
+
+
+def _parts_table(parts: list[PartTimes]) -> str:
+    rows = list(dict.fromkeys((lane, p) for t in parts for lane in t.lanes for p in t.lanes[lane]))
+    rows.sort(key=lambda row: ("engine", "mover", "builder", "other").index(row[0]))
+    return markdown_table(
+        ("thread", "part", *(f"{t.requests} × {t.row_bytes} B, µs" for t in parts)),
+        [
+            (lane, part, *(f"{t.lanes.get(lane, {}).get(part, 0.0):.1f}" for t in parts))
+            for lane, part in rows
+        ],
+    )
+
+
+def run(plan: Plan, picture: Path | None) -> tuple[dict[str, object], str]:
+    """Everything: the figures as plain values, and the tables."""
+    costs, parts = [], []
+    instrumented = min(plan.steps, INSTRUMENTED_STEPS)
+    for width in WIDTHS:
+        costs += measure(plan, width, spaced=True)
+        for requests in plan.requests:
+            times, svg = measure_parts(plan, requests, width, instrumented)
+            parts.append(times)
+            if picture and width == WIDTHS[0] and requests <= PICTURE_REQUESTS_MAX:
+                picture.write_text(svg)
+    costs += measure(plan, WIDTHS[0], spaced=False)
+    figures = {
+        "committer": plan.committer,
+        "backend": plan.backend.name,
+        "threads": [asdict(cost) for cost in costs],
+        "growth": [
+            {"row_bytes": row_bytes, "requests": requests, "ratio": ratio}
+            for row_bytes, requests, ratio in growth(costs)
+        ],
+        "parts": [asdict(times) for times in parts],
+    }
+    return figures, markdown(costs, parts)
 
 
 def main() -> None:
-    """Measure, print a Markdown table, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description="Engine-thread cost of a decode step, by part.")
+    """Measure, print the tables, write JSON and a picture where asked."""
+    parser = argparse.ArgumentParser(description="What a decode step costs each thread, by part.")
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 256, 1024])
     parser.add_argument("--keys", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="50 steps each")
     parser.add_argument("--committer", choices=["threaded", "inline"], default="threaded")
-    parser.add_argument("--backend", default=None)
+    parser.add_argument("--backend", default="cpu_ref")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--profile", type=Path, default=None, help="write a timeline, SVG")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    costs = [
-        measure(requests, args.keys, args.steps, args.committer, args.backend)
-        for requests in args.requests
-    ]
-    print(markdown(costs))
+    steps = 50 if args.quick else args.steps
+    backend = load_backend(args.backend)
+    plan = Plan(tuple(args.requests), args.keys, steps, args.committer, backend)
+    figures, tables = run(plan, args.profile)
+    print(tables)
     if args.json:
-        result = {
-            "machine": platform.platform(),
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "committer": args.committer,
-            "costs": [asdict(cost) for cost in costs],
-        }
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps({"machine": machine(), **figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -222,6 +222,14 @@ class DeviceBackend(ABC):
         """
         raise NotSupported(f"backend {self.name!r} does not declare device_copies")
 
+    def is_lost(self) -> bool:
+        """Whether the device has ended, and none of its queues will ever touch memory again.
+
+        True only where that is certain: host memory that a copy may still write to is kept for
+        ever otherwise.
+        """
+        return False
+
     def memory_info(self) -> MemoryInfo:
         """Device and page-locked bytes; zeros where the backend cannot tell."""
         return MemoryInfo(device_free_bytes=0, device_total_bytes=0, pinned_bytes=0)

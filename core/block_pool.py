@@ -1,8 +1,4 @@
-"""The durable rows: for each key one host tensor with a row per KV slot (K3).
-
-Only the committer reads or writes rows; the tensors are ordinary memory unless `pin_pool` is set,
-since no device copy touches them.
-"""
+"""The durable rows: for each key one host tensor with a row per KV slot (K3)."""
 
 from __future__ import annotations
 
@@ -10,58 +6,54 @@ from dataclasses import dataclass
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, HostBuffer, HostRows
-from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.host_rows import allocate_host
+from slotmirror.core.backend import HostBuffer, HostRows
+from slotmirror.core.host_rows import as_host_rows
 from slotmirror.core.key_spec import KeySpec
+
+
+class PageRows:
+    """A key's rows on one page, as the tensor that copies write and as opaque rows.
+
+    Whoever holds the page may use them; all holders want the same number of rows.
+    """
+
+    def __init__(self, buffer: HostBuffer) -> None:
+        self._tensor = buffer.tensor
+        self._rows = as_host_rows(buffer.tensor)
+        self._cut = (len(self._rows), self._tensor, self._rows)
+
+    def first(self, num_rows: int) -> tuple[torch.Tensor, HostRows]:
+        """The first rows: `(num_rows, *trailing_shape)`, and the same as `(num_rows,)` items."""
+        # Slicing a tensor costs a microsecond, and a decode batch asks for the same rows again.
+        count, tensor, rows = self._cut
+        if count != num_rows:
+            tensor, rows = self._tensor[:num_rows], self._rows[:num_rows]
+            self._cut = (num_rows, tensor, rows)
+        return tensor, rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenKey:
     """A key that has rows.
 
-    `index` is its column in the slot table. For the mover: `tensor` is its
-    `(num_slots, *trailing_shape)` memory, `rows` the same as `(num_slots,)` opaque rows.
+    index   its column in the slot table
+    pool    its memory, `(num_slots, *trailing_shape)`; touched by the mover alone
+    rows    the same as `(num_slots,)` opaque rows
+    pages   its part of every staging page
     """
 
     spec: KeySpec
     index: int
-    tensor: torch.Tensor
+    pool: HostBuffer
     rows: HostRows
-
-
-class BlockPool:
-    """Rows of all open keys. The engine thread opens keys; the committer moves rows."""
-
-    def __init__(self, config: PrefixCacheConfig, backend: DeviceBackend) -> None:
-        self._config = config
-        self._backend = backend
-        self._buffers: dict[str, HostBuffer] = {}
-
-    def allocate(self, spec: KeySpec) -> torch.Tensor:
-        """Memory for `num_slots` rows of the key; repeated calls give the same."""
-        if spec.name not in self._buffers:
-            self._buffers[spec.name] = allocate_host(
-                self._backend,
-                (self._config.num_slots, *spec.trailing_shape),
-                spec.dtype,
-                pinned=self._config.pin_pool,
-            )
-        return self._buffers[spec.name].tensor
-
-    def forget(self, spec: KeySpec) -> None:
-        """Give back the memory of a key that was not opened after all."""
-        buffer = self._buffers.pop(spec.name, None)
-        if buffer is not None:
-            buffer.close()
+    pages: tuple[PageRows, ...]
 
     @property
-    def bytes_by_key(self) -> dict[str, int]:
-        """Host bytes of each key's rows, allocator rounding included."""
-        return {name: buffer.reserved_bytes for name, buffer in list(self._buffers.items())}
+    def name(self) -> str:
+        """The key's name."""
+        return self.spec.name
 
-    def close(self) -> None:
-        """Give the memory back; nobody may still move rows."""
-        for buffer in self._buffers.values():
-            buffer.close()
-        self._buffers.clear()
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the rows of `tensor` have the key's layout (D8)."""
+        spec = self.spec
+        return tensor.dtype == spec.dtype and tensor.shape[1:] == spec.trailing_shape

@@ -52,20 +52,20 @@ class StepConsumers:
             self._plane.log.wake()
             raise
         # Before the step stops counting as busy: a shutdown then finds the page free (S3).
-        self._plane.transfer.let_go(step.saved_page)
+        self._plane.ring.let_go(step.saved_page)
+        owners, ends = merge.delivered()
         with self._lock:
-            owners, ends = merge.delivered(step.owners)
             self._registry.note_delivered(owners, ends)
-            self._registry.release(step.owners)
             self._steps.finish(step, owners, ends)
             self._stats.steps_materialized += 1
+        # The step's write was not urgent for the engine's thread; this one has time.
+        self._plane.log.wake_mover()
         return outputs
 
     def discard(self, step_id: int) -> None:
         """See `PrefixCacheManager.discard_step`."""
         with self._lock:
             step = self._steps.take(step_id)
-            self._registry.release(step.owners)
             self._plane.log.append([self._plane.release_of(step)])
             self._stats.steps_discarded += 1
         self._plane.committer.kick()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from slotmirror.core.backend import DeviceBackend
-from slotmirror.core.block_pool import BlockPool, OpenKey
+from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
@@ -19,9 +21,10 @@ from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.direct_capture import DirectCapture, DirectCopier
 from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
 from slotmirror.core.events import Int64Array
-from slotmirror.core.operations import PageHold, ReleaseTask, WriteTask
+from slotmirror.core.open_keys import OpenKeys
+from slotmirror.core.operations import ReleaseTask, WriteTask
 from slotmirror.core.oplog import Operation, OpLog, logger
-from slotmirror.core.page_transfer import PageTransfer, StagedStep
+from slotmirror.core.page_transfer import PageTransfer, StagedRows
 from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingRing
 from slotmirror.core.stats import CacheStats
@@ -41,46 +44,48 @@ class DataPlane:
         self._stats = stats
         self.log = OpLog(config, runtime, stats)
         self.committer = Committer(self.log, backend, config, runtime, stats)
-        self.ring = StagingRing(config, backend)
-        self.pool = BlockPool(config, backend)
+        self.ring = StagingRing(config, backend, self.log, runtime, stats)
         self.buffers = OutputBuffers(backend if config.pin_outputs else None)
         self.device_outputs = DeviceOutputs(backend)
         self.meter = HitBufferMeter(config.hit_buffer_bytes_max)
         self.copier = DirectCopier(backend)
         self.bounces = BounceBuffers(config, backend)
         self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
-        self.transfer = PageTransfer(
-            config, backend, self.ring, self.log, self.committer, runtime, stats
-        )
+        self.transfer = PageTransfer(config, backend, self.ring, self.log, self.committer)
 
-    def write_of(self, step: Step, staged: StagedStep, slots: Int64Array) -> list[Operation]:
-        """The step's write, if it has rows to keep; holds nothing before `take_page`."""
-        keys = tuple(key for key in step.saved_keys if key.spec.name not in staged.deferred)
-        if not keys or not len(slots):
+    def write_of(
+        self,
+        step_id: int,
+        keys: tuple[OpenKey, ...],
+        deferred: Sequence[bool],
+        staged: StagedRows,
+        slots: Int64Array,
+    ) -> list[Operation]:
+        """The step's write, if it has rows to keep; to be appended once it holds the page."""
+        sources = staged.sources
+        if any(deferred):
+            now = [i for i, is_deferred in enumerate(deferred) if not is_deferred]
+            keys, sources = tuple(keys[i] for i in now), [sources[i] for i in now]
+        if not keys:
             return []
-        hold = PageHold(staged.page, self.transfer.let_go, staged.clones, staged.launched)
-        progress = TaskProgress(f"write of step {step.step_id}", self._runtime.lock("task"))
+        progress = TaskProgress(f"write of step {step_id}", self._runtime.lock("task"))
         progress.advance(TaskState.QUEUED)
-        direct = self._direct_capture(keys, staged, slots)
-        return [WriteTask(step.step_id, keys, slots, hold, progress, self._stats, direct)]
-
-    def take_page(self, step: Step, staged: StagedStep, write: list[Operation]) -> None:
-        """The step takes over the page; its write, which is appended next, holds it too."""
-        step.page, step.launched = staged.page, staged.launched
-        if write:
-            self.transfer.hold_again(staged.page)
-        else:
-            step.clones = staged.clones
+        direct = None
+        if self._config.direct_capture_rows_min is not None:
+            direct = self._direct_capture(keys, sources, slots)
+        page, let_go = staged.page, self.ring.let_go
+        return [WriteTask(step_id, keys, slots, page, let_go, progress, self._stats, direct)]
 
     def _direct_capture(
-        self, keys: tuple[OpenKey, ...], staged: StagedStep, slots: Int64Array
+        self, keys: tuple[OpenKey, ...], sources: Sequence[torch.Tensor], slots: Int64Array
     ) -> DirectCapture | None:
         """The part of a write that skips the page; only clones may be read that late."""
         rows_min = self._config.direct_capture_rows_min
-        if rows_min is None or not self._backend.capabilities.async_copy:
-            return None
-        clones = {k: staged.sources[k.spec.name] for k in keys if k.spec.name in staged.sources}
-        if len(clones) < len(keys):
+        clones = dict(zip(keys, sources, strict=False))
+        cloned = self._backend.capabilities.async_copy and all(
+            map(self._backend.owns, clones.values())
+        )
+        if rows_min is None or not cloned:
             return None
         return DirectCapture(self.copier, self.transfer.stream.get(), clones, slots, rows_min)
 
@@ -101,8 +106,7 @@ class DataPlane:
 
     def release_of(self, step: Step) -> ReleaseTask:
         """The operation by which a step that is given up lets go of its page (S3)."""
-        hold = PageHold(step.saved_page, self.transfer.let_go, step.clones, step.launched)
-        return ReleaseTask(f"step {step.step_id}", hold)
+        return ReleaseTask(f"step {step.step_id}", step.saved_page, self.ring.let_go)
 
     def await_rows(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
         """Wait, bounded, until the step's copy and reads are over; any thread, no locks (T2).
@@ -110,7 +114,7 @@ class DataPlane:
         Raises `WaitTimeoutError` (W6), `DeviceError`, and `GatherFailedError` (W5).
         """
         self._backend.bind_thread(self._backend.device)
-        if step.launched:
+        if step.saved_page.issued:
             self._await_copy(step, unconsumed)
         if step.gathers:
             last = max(gather.seq for gather in step.gathers.values())
@@ -135,17 +139,14 @@ class DataPlane:
                 f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}; "
                 f"{self.log.report()}"
             )
+        step.saved_page.land()
 
     def begin_close(self) -> None:
         """Refuse further pages, wake whoever waits for one, and bound the mover's fence waits."""
-
-        def refuse() -> None:
-            self.ring.refuses_claims = True
-
-        self.log.under_lock(refuse)
+        self.ring.refuse_claims()
         self.committer.abandon_after(self._config.device_wait_timeout_s)
 
-    def close(self, busy_consumers: Callable[[], int]) -> None:
+    def close(self, keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
         """Finish or drop what is queued, join the mover, free host memory (S3).
 
         Bounded by `device_wait_timeout_s`; memory that a copy or a consumer may still use is
@@ -162,17 +163,17 @@ class DataPlane:
             logger.error("shut down with work in flight: %s", error)
         self.log.stop()
         if self.committer.join(self._config.staging_claim_timeout_s):
-            self.pool.close()
+            keys.close()
             self.bounces.close()
         self.ring.close()
-        if self.device_outputs.wait(self._config.device_wait_timeout_s):
+        if self.device_outputs.close(self._config.device_wait_timeout_s):
             self.buffers.close()
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
         return {
-            "pool_bytes": sum(self.pool.bytes_by_key.values()),
             "staging_bytes": self.ring.reserved_bytes,
+            "stranded_bytes": self.ring.stranded_bytes,
             "bounce_bytes": self.bounces.reserved_bytes,
             "deferred_device_bytes": self.budget.bytes_reserved,
             "hit_output_bytes": self.meter.bytes_alive,

@@ -160,11 +160,10 @@ class DeviceBudget:
 
     def release(self, num_bytes: int) -> None:
         """Give bytes back; takes the log lock and wakes a waiting save."""
-
-        def subtract() -> None:
-            self.bytes_reserved -= num_bytes
-
-        self._log.under_lock(subtract)
+        if num_bytes:
+            with self._log.changed:
+                self.bytes_reserved -= num_bytes
+                self._log.changed.notify_all()
 
     def is_half_full(self, num_bytes: int) -> bool:
         """Whether this many bytes are half of the budget."""

@@ -12,6 +12,7 @@ from collections import deque
 import torch
 
 from slotmirror.core.backend import DeviceBackend, Fence
+from slotmirror.core.oplog import logger
 from slotmirror.core.own_stream import OwnStream
 
 
@@ -33,14 +34,45 @@ class DeviceOutputs:
         self._running.append((fence, rows))
         return copy, fence
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until every copy has run; False if one has not in `timeout_s` each."""
-        return all(fence.wait(timeout_s) for fence, _ in list(self._running))
+    def close(self, timeout_s: float) -> bool:
+        """Wait until every copy has run and let go of its source.
+
+        False if one has not in `timeout_s`; it and those behind it keep their sources. A copy that
+        failed has ended too, as its receiver learns from the fence.
+        """
+        while self._running:
+            fence, _ = self._running[0]
+            try:
+                if not fence.wait(timeout_s):
+                    return False
+            except Exception as error:
+                logger.error("a copy of outputs to the device failed: %s", error)
+            self._running.popleft()
+        return True
 
     def _forget_finished(self) -> None:
-        # One stream runs them in order, so the first that is not done ends the search.
-        while self._running and self._running[0][0].done():
+        """Let go of the sources of copies that have run, in their order.
+
+        An entry is taken out before it is looked at: two threads that looked at the same one would
+        take out two.
+        """
+        while self._running:
             try:
-                self._running.popleft()
+                entry = self._running.popleft()
             except IndexError:  # another thread was faster
                 return
+            ended = False
+            try:
+                ended = _has_ended(entry[0])
+            finally:
+                if not ended:
+                    self._running.appendleft(entry)
+            if not ended:
+                return
+
+
+def _has_ended(fence: Fence) -> bool:
+    try:
+        return fence.done()
+    except Exception:
+        return True  # a copy that failed; its receiver learns it from the same fence

@@ -63,7 +63,7 @@ class DirectCapture:
         self._launched = False
         self._runs = SlotRuns.of(slots, rows_min)
         self._pairs = [
-            (clone[row : row + count], key.tensor[slot : slot + count])
+            (clone[row : row + count], key.pool.tensor[slot : slot + count])
             for key, clone in clones.items()
             for row, slot, count in self._runs.runs
         ]

@@ -71,6 +71,18 @@ class StepEvents:
         return (*self.ended, *self.replaced)
 
     @property
+    def changes_requests(self) -> bool:
+        """Whether any request comes, goes or is replaced with this step."""
+        return bool(self.new or self.ended or self.preempted or self.resumed or self.replaced)
+
+    def indices_of(self, req_ids: Sequence[str]) -> Int64Array:
+        """Indices of the scheduled requests among these ids."""
+        if not req_ids:
+            return _empty()
+        wanted = set(req_ids)
+        return np.array([i for i, r in enumerate(self.req_ids) if r in wanted], dtype=np.int64)
+
+    @property
     def total_tokens(self) -> int:
         """Tokens computed in this step; 0 for a control-only step (L6)."""
         return len(self.slots)

@@ -11,9 +11,10 @@ from slotmirror.core.buffers import HitBufferMeter, OutputBuffers, rows_view
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import RowLayoutError
 from slotmirror.core.events import StepEvents, ranges
+from slotmirror.core.hits import Hits
 from slotmirror.core.operations import GatherTask
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.step import NOTHING_MISSING, MissingRows, StepLayout
+from slotmirror.core.step import NOTHING_MISSING, MissingRows
 
 
 def check_shape(events: StepEvents) -> None:
@@ -24,27 +25,31 @@ def check_shape(events: StepEvents) -> None:
             f"{len(events.req_ids)} scheduled requests, but {len(counts)} token counts and "
             f"{len(first)} first positions"
         )
-    odd = np.flatnonzero((counts < 1) | (first < 0)).tolist()
-    if odd:
+    if len(counts) and (np.minimum.reduce(counts) < 1 or np.minimum.reduce(first) < 0):
+        odd = np.flatnonzero((counts < 1) | (first < 0)).tolist()
         raise RowLayoutError(
             f"requests {[events.req_ids[i] for i in odd]} are scheduled with no token or from a "
             "negative position"
         )
-    if counts.sum() != len(events.slots):
-        raise RowLayoutError(f"{counts.sum()} scheduled tokens, but {len(events.slots)} slots")
+    total = np.add.reduce(counts)
+    if total != len(events.slots):
+        raise RowLayoutError(f"{total} scheduled tokens, but {len(events.slots)} slots")
 
 
 def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
     """Raise `RowLayoutError` unless every slot exists; the arrays fit each other (S4)."""
-    bad = np.flatnonzero((events.slots < 0) | (events.slots >= config.num_slots))
-    if len(bad):
-        owner = np.repeat(np.arange(len(events.req_ids)), events.num_tokens)
-        names = list(dict.fromkeys(events.req_ids[i] for i in owner[bad].tolist()))
-        raise RowLayoutError(
-            f"requests {names} write slots {events.slots[bad][:8].tolist()} outside "
-            f"0..{config.num_slots - 1}: their block tables lack blocks, or num_blocks "
-            f"({config.num_blocks}) and block_size ({config.block_size}) are not the engine's"
-        )
+    slots = events.slots
+    # A negative slot is a huge unsigned one, so one pass finds both.
+    if not len(slots) or np.maximum.reduce(slots.view(np.uint64)) < config.num_slots:
+        return
+    bad = np.flatnonzero((slots < 0) | (slots >= config.num_slots))
+    owner = np.repeat(np.arange(len(events.req_ids)), events.num_tokens)
+    names = list(dict.fromkeys(events.req_ids[i] for i in owner[bad].tolist()))
+    raise RowLayoutError(
+        f"requests {names} write slots {slots[bad][:8].tolist()} outside "
+        f"0..{config.num_slots - 1}: their block tables lack blocks, or num_blocks "
+        f"({config.num_blocks}) and block_size ({config.block_size}) are not the engine's"
+    )
 
 
 class HitPlanner:
@@ -55,48 +60,48 @@ class HitPlanner:
         self._meter = meter
         self._stats = stats
 
-    def gathers(self, layout: StepLayout, keys: Iterable[OpenKey]) -> dict[str, GatherTask]:
+    def gathers(
+        self, events: StepEvents, hits: Hits, keys: Iterable[OpenKey]
+    ) -> dict[str, GatherTask]:
         """One gather for each key that has a row anywhere in the step's hit spans, by name.
 
         Raises `HostMemoryLimitError` before anything is allocated (M3).
         """
-        present = layout.hit_rows.present
-        if not len(present):
-            return {}
+        present = hits.rows.present
         wanted = [k for k in keys if k.index < present.shape[1] and present[:, k.index].any()]
-        self._meter.check(sum(layout.out_rows * key.spec.row_bytes for key in wanted))
-        return {key.spec.name: self._gather(layout, key) for key in wanted}
+        out_rows = events.total_tokens + len(hits)
+        self._meter.check(sum(out_rows * key.spec.row_bytes for key in wanted))
+        return {key.spec.name: self._gather(hits, out_rows, key) for key in wanted}
 
-    def _gather(self, layout: StepLayout, key: OpenKey) -> GatherTask:
-        present = layout.hit_rows.present[:, key.index]
+    def _gather(self, hits: Hits, out_rows: int, key: OpenKey) -> GatherTask:
+        present = hits.rows.present[:, key.index]
         # One index for the whole region of the hits: rows that are not the pool's are read from
         # slot 0, which is as good as any, and then zeroed or overwritten from the page.
-        slots = np.zeros(layout.hit_region_rows, dtype=np.int64)
-        slots[layout.hit_out_rows[present]] = layout.hit_rows.slots[present]
-        num_bytes = layout.out_rows * key.spec.row_bytes
-        lease = self._meter.lease(self._buffers, num_bytes)
+        slots = np.zeros(hits.region_rows, dtype=np.int64)
+        slots[hits.out_rows[present]] = hits.rows.slots[present]
+        lease = self._meter.lease(self._buffers, out_rows * key.spec.row_bytes)
         self._stats.hit_buffer_bytes_high = self._meter.bytes_high
         return GatherTask(
-            f"for {layout.num_hits} hits",
+            f"for {len(hits.spans.request)} hits",
             key,
             slots,
-            layout.hit_out_rows[~present],
+            hits.out_rows[~present],
             int(present.sum()),
             lease,
-            rows_view(lease, key.spec)[: layout.hit_region_rows],
+            rows_view(lease, key.spec)[: hits.region_rows],
             self._stats,
         )
 
 
-def missing_rows(layout: StepLayout, hidden: OpenKey | None) -> MissingRows:
+def missing_rows(hits: Hits, hidden: OpenKey | None) -> MissingRows:
     """Hit rows without hidden states: neither in the pool nor computed by the step (D5)."""
-    hit_rows, spans = layout.hit_rows, layout.spans
-    has_row = hit_rows.own_row >= 0
-    if hidden is not None and hidden.index < hit_rows.present.shape[1]:
-        has_row = has_row | hit_rows.present[:, hidden.index]
+    rows, spans = hits.rows, hits.spans
+    has_row = rows.own_row >= 0
+    if hidden is not None and hidden.index < rows.present.shape[1]:
+        has_row = has_row | rows.present[:, hidden.index]
     absent = np.flatnonzero(~has_row)
     if not len(absent):
         return NOTHING_MISSING
     request = np.repeat(spans.request, spans.length)
     position = np.repeat(spans.first, spans.length) + ranges(spans.length)
-    return MissingRows(request[absent], position[absent], hit_rows.slots[absent])
+    return MissingRows(request[absent], position[absent], rows.slots[absent])

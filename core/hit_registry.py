@@ -6,6 +6,7 @@ changes and cannot fail. The manager lock covers both.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,12 +50,16 @@ class RegistryPlan:
     spans: HitSpans
 
 
+UNCHANGED = RegistryPlan((), (), NO_SPANS)
+"""The plan of a step that schedules the requests of the step before."""
+
+
 class HitRegistry:
     """Owners by request id, one row each in a few arrays.
 
     A row is an owner's identity: (request id, generation). It is given to a new owner only when
-    its former one has ended *and* every step that names it has been released, so a late call for
-    an ended owner finds that owner's progress, never a successor's (L4).
+    its former one has ended *and* every step that may name it has been consumed, so a late call
+    for an ended owner finds that owner's progress, never a successor's (L4).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -64,8 +69,8 @@ class HitRegistry:
         self._free_rows: list[int] = []
         self._saved_end = np.empty(0, dtype=np.int64)
         self._delivered_end = np.empty(0, dtype=np.int64)
-        self._holding_steps = np.empty(0, dtype=np.int64)
-        self._ended = np.empty(0, dtype=np.bool_)
+        # Rows of ended owners, with the last step that may name each.
+        self._retired: deque[tuple[int, int]] = deque()
         self._preempted: set[str] = set()
         self._last_ids: tuple[str, ...] = ()
         self._last_rows = np.empty(0, dtype=np.int64)
@@ -83,6 +88,8 @@ class HitRegistry:
         a continuation, which has no hit span (L1). Raises `HitSpanError` (D4),
         `UnknownRequestError` and `EngineDivergenceError`, each naming the request.
         """
+        if events.req_ids == self._last_ids and not events.changes_requests:
+            return UNCHANGED
         ended = set(events.ended_generations)
         preempted = (self._preempted | set(events.preempted)) - ended
         fresh: list[str] = []
@@ -104,18 +111,15 @@ class HitRegistry:
         strangers = set(events.replaced).difference(request.req_id for request in events.new)
         if strangers:
             raise UnknownRequestError(sorted(strangers), "replaced, but not among the new")
-        self._check_running(events, ended, preempted, {*fresh, *returning})
+        self._check_running(events.req_ids, ended, preempted, {*fresh, *returning})
         for request, _ in hits:
             self._check_hit(request)
         return RegistryPlan(tuple(fresh), tuple(returning), self._spans(events, hits))
 
     def _check_running(
-        self, events: StepEvents, ended: set[str], preempted: set[str], admitted: set[str]
+        self, req_ids: tuple[str, ...], ended: set[str], preempted: set[str], admitted: set[str]
     ) -> None:
-        structural = ended or preempted or admitted
-        if not structural and events.req_ids == self._last_ids:
-            return
-        running = [req_id for req_id in events.req_ids if req_id not in admitted]
+        running = [req_id for req_id in req_ids if req_id not in admitted]
         unknown = [r for r in running if r not in self._row_of or r in ended]
         if unknown:
             raise UnknownRequestError(unknown, "scheduled")
@@ -124,8 +128,8 @@ class HitRegistry:
             raise EngineDivergenceError(
                 f"requests {stopped} are scheduled although they were preempted and not resumed"
             )
-        if len(set(events.req_ids)) != len(events.req_ids):
-            raise RowLayoutError(f"a request is scheduled twice in one step: {events.req_ids}")
+        if len(set(req_ids)) != len(req_ids):
+            raise RowLayoutError(f"a request is scheduled twice in one step: {req_ids}")
 
     def _check_hit(self, request: AdmittedRequest) -> None:
         tokens, size = request.num_computed_tokens, self._block_size
@@ -176,40 +180,41 @@ class HitRegistry:
 
     # -- changing ---------------------------------------------------------------------------
 
-    def apply(self, events: StepEvents, plan: RegistryPlan) -> Int64Array:
+    def apply(
+        self, events: StepEvents, plan: RegistryPlan, step_id: int, oldest_unconsumed: int
+    ) -> Int64Array:
         """Carry out a plan made from the same events, in the order of C1; cannot fail.
 
-        Returns the owner row of each scheduled request; the step holds them until `release`.
+        `step_id` is the new step's; steps below `oldest_unconsumed` are over. Returns the owner
+        row of each scheduled request.
         """
-        ended = events.ended_generations
-        for req_id in ended:
-            self._end(req_id)
+        if plan is UNCHANGED:
+            return self._last_rows
+        for req_id in events.ended_generations:
+            self._end(req_id, step_id - 1)
         self._preempted.update(r for r in events.preempted if r in self._row_of)
+        while self._retired and self._retired[0][0] < oldest_unconsumed:
+            self._free_rows.append(self._retired.popleft()[1])
         for req_id in plan.fresh:
             self._start(req_id)
         self._preempted.difference_update(plan.returning)
-        if ended or plan.fresh or events.req_ids != self._last_ids:
-            rows = self._row_of
-            self._last_rows = np.fromiter(
-                (rows[r] for r in events.req_ids), np.int64, len(events.req_ids)
-            )
-            self._last_ids = events.req_ids
-        self._holding_steps[self._last_rows] += 1
+        rows, req_ids = self._row_of, events.req_ids
+        self._last_rows = np.fromiter((rows[r] for r in req_ids), np.int64, len(req_ids))
+        self._last_ids = req_ids
         return self._last_rows
 
-    def release(self, owners: Int64Array) -> None:
-        """The step that named these owners was consumed or abandoned."""
-        self._holding_steps[owners] -= 1
-        unheld = owners[self._ended[owners] & (self._holding_steps[owners] == 0)]
-        self._free_rows.extend(unheld.tolist())
+    def replays(self, owners: Int64Array, first: Int64Array, spans: HitSpans) -> Int64Array:
+        """Indices of requests whose hit, or first position, is below what they saved (L3)."""
+        if spans is not NO_SPANS:
+            first = first.copy()
+            first[spans.request] = spans.first
+        return (first < self._saved_end[owners]).nonzero()[0]
 
-    def replays(self, owners: Int64Array, region_first: Int64Array) -> Int64Array:
-        """Indices of requests whose step begins below what they saved before (L3)."""
-        return np.flatnonzero(region_first < self._saved_end[owners])
-
-    def note_saved(self, owners: Int64Array, ends: Int64Array) -> None:
-        """The step's rows up to `ends` are saved."""
-        self._saved_end[owners] = np.maximum(self._saved_end[owners], ends)
+    def note_saved(self, owners: Int64Array, ends: Int64Array, replays: Int64Array) -> None:
+        """The step's rows up to `ends` are saved; all but `replays` begin where others ended."""
+        if len(replays):
+            ends = np.maximum(self._saved_end[owners], ends)
+        self._saved_end[owners] = ends
 
     def note_verified(self, owners: Int64Array, ends: Int64Array) -> None:
         """Rows from `ends` on were rejected drafts: they will be saved again (L7)."""
@@ -233,24 +238,19 @@ class HitRegistry:
         self._row_of[req_id] = row
         self._saved_end[row] = 0
         self._delivered_end[row] = 0
-        self._ended[row] = False
 
-    def _end(self, req_id: str) -> None:
+    def _end(self, req_id: str, last_step: int) -> None:
         self._preempted.discard(req_id)
         row = self._row_of.pop(req_id, None)
         if row is not None:
-            self._ended[row] = True
-            if self._holding_steps[row] == 0:
-                self._free_rows.append(row)
+            self._retired.append((last_step, row))
 
     def _grow(self) -> None:
-        old = len(self._ended)
+        old = len(self._saved_end)
         more = max(16, old)
         zeros = np.zeros(more, dtype=np.int64)
         self._saved_end = np.concatenate((self._saved_end, zeros))
         self._delivered_end = np.concatenate((self._delivered_end, zeros))
-        self._holding_steps = np.concatenate((self._holding_steps, zeros))
-        self._ended = np.concatenate((self._ended, np.ones(more, dtype=np.bool_)))
         self._free_rows.extend(range(old + more - 1, old - 1, -1))
 
 

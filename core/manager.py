@@ -20,15 +20,17 @@ from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import StepStateError
 from slotmirror.core.events import StepEvents
 from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
+from slotmirror.core.hits import NO_HITS, Hits
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
 from slotmirror.core.merge import StageOutputs
 from slotmirror.core.open_keys import OpenKeys
+from slotmirror.core.operations import GatherTask
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.saving import StepSaver
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.step import NOTHING_MISSING, Step, StepLayout
+from slotmirror.core.step import NOTHING_MISSING, Step
 from slotmirror.core.tables import Tables
 
 
@@ -53,14 +55,14 @@ class PrefixCacheManager:
         self._log = self._plane.log
         self._keys = OpenKeys(
             config,
-            self._plane.pool,
-            self._plane.ring,
+            backend,
+            self._plane.ring.pages,
             self._plane.bounces,
             self._tables.slots,
             lock,
         )
         self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
-        self._saver = StepSaver(config, self._tables, self._plane, self._keys, self._stats)
+        self._saver = StepSaver(config, backend, self._tables, self._plane, self._keys)
         self._consumers = StepConsumers(self._tables, self._plane, self._stats)
         self._policy: ModelCachePolicy | None = None
 
@@ -99,11 +101,13 @@ class PrefixCacheManager:
             plan = tables.registry.plan(events)
             check_slots(events, self.config)
             hit_rows = tables.slots.plan_hits(events.slots, plan.spans.slots)
-        layout = StepLayout(events, plan.spans, hit_rows)
-        gathers = self._planner.gathers(layout, self._keys.all())
+        hits = Hits.of(events, plan.spans, hit_rows)
+        gathers: dict[str, GatherTask] = {}
         missing = NOTHING_MISSING
-        if policy.needs_full_hidden_states:
-            missing = missing_rows(layout, self._keys.get(HIDDEN_KEY))
+        if hits is not NO_HITS:
+            gathers = self._planner.gathers(events, hits, self._keys.all())
+            if policy.needs_full_hidden_states:
+                missing = missing_rows(hits, self._keys.get(HIDDEN_KEY))
         self._plane.committer.start()
         with tables.lock:
             tables.check_open()
@@ -111,28 +115,31 @@ class PrefixCacheManager:
             tables.abandon_open_step()
             closing = tables.deferred.reason_to_close(events, plan.spans.slots)
             self._log.append(self._saver.closed_batch(closing))
-            owners = tables.registry.apply(events, plan)
+            step_id = self._stats.steps_started = self._stats.steps_started + 1
+            oldest = tables.steps.oldest_id(step_id)
+            owners = tables.registry.apply(events, plan, step_id, oldest)
             tables.slots.claim(events.slots)
             tables.deferred.kill(events.slots)
-            step_id = self._stats.steps_started = self._stats.steps_started + 1
             if events.total_tokens:
                 tables.open_step = Step(
                     step_id=step_id,
-                    layout=layout,
+                    events=events,
+                    hits=hits,
                     gathers=gathers,
                     missing=missing,
                     epoch=tables.epoch,
                     owners=owners,
-                    replays=tables.registry.replays(owners, layout.region_first),
-                    drafted=layout.indices_of(events.drafted),
-                    ends=layout.ends,
+                    ends=events.first_positions + events.num_tokens,
+                    replays=tables.registry.replays(owners, events.first_positions, plan.spans),
+                    drafted=events.indices_of(events.drafted),
                 )
             if self.config.prefetch:
                 self._log.append(list(gathers.values()))
         self._plane.committer.kick()
-        self._stats.hits += layout.num_hits
-        self._stats.hit_tokens += len(hit_rows.slots)
-        self._stats.own_step_hit_tokens += layout.num_own_hit_rows
+        if hits is not NO_HITS:
+            self._stats.hits += len(hits.spans.request)
+            self._stats.hit_tokens += len(hits)
+            self._stats.own_step_hit_tokens += hits.num_own
 
     def save_outputs(
         self,
@@ -213,12 +220,14 @@ class PrefixCacheManager:
             "log_age_s": age_s,
             "pages_held": self._plane.ring.pages_held,
             "unconsumed_steps": self._tables.steps.ids(),
-            "pool_bytes_by_key": self._plane.pool.bytes_by_key,
+            "pages_stranded": self._plane.ring.pages_stranded,
+            "pool_bytes_by_key": self._keys.pool_bytes_by_key,
         }
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
-        return self._plane.memory_stats()
+        pool_bytes = sum(self._keys.pool_bytes_by_key.values())
+        return {"pool_bytes": pool_bytes, **self._plane.memory_stats()}
 
     def log_tail(self) -> list[str]:
         """The last operations of the log, oldest first, for reports."""
@@ -242,7 +251,7 @@ class PrefixCacheManager:
             self._log.append([self._plane.release_of(step) for step in tables.steps.close()])
         self._plane.begin_close()
         self._plane.committer.kick()
-        self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy)
+        self._plane.close(self._keys, lambda: tables.steps.num_consuming + tables.engine_busy)
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 
 from slotmirror.core.backend import Fence, HostRows
+from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import OutputBuffers, rows_tensor, rows_view
 from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.events import Int64Array
-from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
+from slotmirror.core.key_spec import HIDDEN_KEY
+from slotmirror.core.layout import StepLayout
 from slotmirror.core.leftovers import LeftoverPack
-from slotmirror.core.step import Step, StepLayout
+from slotmirror.core.step import Step
 
 Span: TypeAlias = tuple[int, int]
 """Positions `first … end - 1`."""
@@ -149,11 +151,10 @@ class Merge:
         self._device = device
         self._arrival: Fence | None = None
         self._step = step
-        self._layout = step.layout
+        self._layout = layout = StepLayout(step.events, step.hits, step.order)
         self._buffers = buffers
-        self._index = RequestIndex(step.layout, req_ids)
+        self._index = RequestIndex(layout, req_ids)
         self._wanted = self._wanted_requests(req_ids)
-        layout = step.layout
         # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
         self._first = layout.region_first
         if len(step.replays):
@@ -176,13 +177,13 @@ class Merge:
         rows: dict[str, Mapping[str, torch.Tensor]] = {}
         key_spans: dict[str, Mapping[str, Span]] = {}
         for key in step.saved_keys:
-            base = self._sent(self._saved_rows(key.spec))
+            base = self._sent(self._saved_rows(key))
             rows[key.spec.name] = RowsByRequest(self._index, base, self._starts, ends)
         for name, gather in step.gathers.items():
             if name in rows:
                 continue
-            present = layout.hit_rows.present[:, gather.key.index]
-            only = self._requests(layout.spans_present(present))
+            present = step.hits.rows.present[:, gather.key.index]
+            only = self._requests(step.hits.requests_with(present))
             hit_end = layout.out_offsets + layout.hit_lengths
             starts = np.minimum(self._starts, hit_end)
             base = self._sent(rows_tensor(gather.lease, gather.key.spec))
@@ -205,19 +206,20 @@ class Merge:
         copy, self._arrival = self._device.send(rows)
         return copy
 
-    def delivered(self, owners: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The owners among `owners`, (R,), that got their rows, and the positions after them."""
-        which = slice(None) if self._wanted is None else self._wanted
-        return owners[which], self._step.ends[which]
+    def delivered(self) -> tuple[Int64Array, Int64Array]:
+        """The owners that got their rows, and the positions after them."""
+        if self._wanted is None:
+            return self._step.owners, self._step.ends
+        return self._step.owners[self._wanted], self._step.ends[self._wanted]
 
     def _requests(self, indices: Int64Array) -> frozenset[str]:
         ids = self._layout.req_ids
         present = frozenset(ids[i] for i in indices.tolist())
         return present & frozenset(self._index.req_ids)
 
-    def _saved_rows(self, spec: KeySpec) -> torch.Tensor:
+    def _saved_rows(self, key: OpenKey) -> torch.Tensor:
         """The key's output buffer, filled from the page; shape `(out_rows, *trailing_shape)`."""
-        layout = self._layout
+        layout, spec, hits = self._layout, key.spec, self._step.hits
         gather = self._step.gathers.get(spec.name)
         lease = (
             gather.lease
@@ -225,15 +227,16 @@ class Merge:
             else self._buffers.lease(layout.out_rows * spec.row_bytes)
         )
         out = rows_view(lease, spec)
-        if gather is None and len(layout.hit_out_rows):
-            out[layout.hit_out_rows] = np.zeros((), out.dtype)
-        self._copy_page_rows(self._step.saved_page.rows(spec.name, layout.num_rows), out)
+        if gather is None and len(hits):
+            out[hits.out_rows] = np.zeros((), out.dtype)
+        _, page_rows = key.pages[self._step.saved_page.index].first(layout.num_rows)
+        self._copy_page_rows(page_rows, out)
         return rows_tensor(lease, spec)
 
     def _copy_page_rows(self, page_rows: HostRows, out: HostRows) -> None:
         for out_start, page_start, count in self._runs():
             out[out_start : out_start + count] = page_rows[page_start : page_start + count]
-        if len(self._layout.hit_out_rows):
+        if len(self._step.hits):
             out_index, page_index = self._layout.own_hits()
             if len(out_index):
                 out[out_index] = page_rows[page_index]
@@ -241,7 +244,7 @@ class Merge:
     def _runs(self) -> list[tuple[int, int, int]]:
         """(output row, page row, rows) of every stretch that is contiguous in both."""
         layout = self._layout
-        if self._wanted is None and not layout.hit_region_rows:
+        if self._wanted is None and not len(self._step.hits):
             return [(0, 0, layout.num_rows)]
         wanted = np.arange(len(layout.req_ids)) if self._wanted is None else self._wanted
         wanted = wanted[np.argsort(layout.page_offsets[wanted], kind="stable")]

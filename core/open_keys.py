@@ -1,21 +1,25 @@
-"""The keys that have rows, opened when first seen or ahead of time (D7, M1, M2)."""
+"""The keys that have rows, opened when first seen or ahead of time (D7, M1, M2).
+
+The pool is ordinary memory unless `pin_pool` is set, since no device copy touches it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from slotmirror.core.block_pool import BlockPool, OpenKey
+from slotmirror.core.backend import DeviceBackend, HostBuffer
+from slotmirror.core.block_pool import OpenKey, PageRows
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred_write import BounceBuffers
-from slotmirror.core.host_rows import as_host_rows
+from slotmirror.core.host_rows import allocate_host, as_host_rows
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.memory_plan import check_limit
 from slotmirror.core.runtime import Lock
 from slotmirror.core.slot_table import SlotTable
 from slotmirror.core.split import check_layout
-from slotmirror.core.staging import StagingRing
+from slotmirror.core.staging import StagingPage
 
 
 class OpenKeys:
@@ -24,19 +28,32 @@ class OpenKeys:
     def __init__(
         self,
         config: PrefixCacheConfig,
-        pool: BlockPool,
-        ring: StagingRing,
+        backend: DeviceBackend,
+        pages: Sequence[StagingPage],
         bounces: BounceBuffers,
         slots: SlotTable,
         manager_lock: Lock,
     ) -> None:
         self._config = config
-        self._pool = pool
-        self._ring = ring
+        self._backend = backend
+        self._pages = pages
         self._bounces = bounces
         self._slots = slots
         self._lock = manager_lock
         self._keys: dict[str, OpenKey] = {}
+
+    def of(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> tuple[OpenKey, ...]:
+        """The open keys of these tensors, `(n, *trailing_shape)` each; opens those not seen."""
+        keys = self._keys
+        try:
+            found = tuple([keys[name] for name in rows])
+        except KeyError:
+            found = ()
+        if found and all(
+            key.fits(tensor) for key, tensor in zip(found, rows.values(), strict=True)
+        ):
+            return found
+        return self.open([KeySpec.of(name, tensor) for name, tensor in rows.items()], deferred)
 
     def open(
         self, specs: Iterable[KeySpec], deferred: frozenset[str] = frozenset()
@@ -59,24 +76,33 @@ class OpenKeys:
         for spec in fresh:
             if spec.name in deferred:
                 self._bounces.allocate(spec)
-            tensor = self._allocate(spec)
-            rows = as_host_rows(tensor)
+            pool, *pages = self._allocate(spec)
+            rows = as_host_rows(pool.tensor)
+            page_rows = tuple(map(PageRows, pages))
             room = self._slots.room_for_a_key()
+            for page, buffer in zip(self._pages, pages, strict=True):
+                page.memory.append(buffer)
             with self._lock:
                 index = self._slots.open_key(room)
-                self._keys[spec.name] = OpenKey(spec, index, tensor, rows)
+                self._keys[spec.name] = OpenKey(spec, index, pool, rows, page_rows)
         return tuple(self._keys[spec.name] for spec in specs)
 
-    def _allocate(self, spec: KeySpec) -> torch.Tensor:
-        """Pool and page buffers of a key, all or none: a later layout must find nothing here."""
+    def _allocate(self, spec: KeySpec) -> list[HostBuffer]:
+        """Pool and page buffers of a key, all or none."""
+        config = self._config
+        wanted = [(config.num_slots, config.pin_pool)]
+        pinned = self._backend.capabilities.pinned_host
+        wanted += [(config.staging_capacity_tokens, pinned)] * len(self._pages)
+        made: list[HostBuffer] = []
         try:
-            tensor = self._pool.allocate(spec)
-            self._ring.open_key(spec)
+            for num_rows, pin in wanted:
+                shape = (num_rows, *spec.trailing_shape)
+                made.append(allocate_host(self._backend, shape, spec.dtype, pinned=pin))
         except BaseException:
-            self._ring.forget_key(spec)
-            self._pool.forget(spec)
+            for buffer in made:
+                buffer.close()
             raise
-        return tensor
+        return made
 
     def get(self, name: str) -> OpenKey | None:
         """The open key of this name."""
@@ -85,3 +111,13 @@ class OpenKeys:
     def all(self) -> tuple[OpenKey, ...]:
         """Every open key, in the order of opening."""
         return tuple(self._keys.values())
+
+    @property
+    def pool_bytes_by_key(self) -> dict[str, int]:
+        """Host bytes of each key's durable rows, allocator rounding included."""
+        return {key.name: key.pool.reserved_bytes for key in self.all() if key.pool.reserved_bytes}
+
+    def close(self) -> None:
+        """Give the pool's memory back; nobody may still move rows."""
+        for key in self.all():
+            key.pool.close()

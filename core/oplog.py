@@ -27,6 +27,8 @@ logger = logging.getLogger("slotmirror.core")
 
 T = TypeVar("T")
 
+_BACKLOG_MAX = 2
+
 
 class Mover(Protocol):
     """What an operation may use while it is carried out."""
@@ -50,6 +52,8 @@ class Operation(ABC):
 
     seq = 0
     """Position in the log, from 1; given by `append`."""
+    urgent = True
+    """Whether the mover is to be woken for it; otherwise by whoever comes to wait for it."""
 
     @abstractmethod
     def run(self, mover: Mover) -> None:
@@ -89,9 +93,10 @@ class OpLog:
         self._config = config
         self._runtime = runtime
         self._stats = stats
-        lock = runtime.lock("log")
-        self._changed = runtime.condition(lock)
-        self._work = runtime.condition(lock)
+        self.lock = runtime.lock("log")
+        self.changed = runtime.condition(self.lock)
+        """For whoever changes, under it, what others wait for in `wait_until`."""
+        self._work = runtime.condition(self.lock)
         self._queue: deque[Operation] = deque()
         self._recent: deque[str] = deque(maxlen=64)
         self._appended = 0
@@ -107,11 +112,13 @@ class OpLog:
     def append(self, operations: Sequence[Operation]) -> None:
         """Append, all at once; neither blocks nor raises, poisoned or not.
 
-        A poisoned log's mover drops them in order, so that whatever they hold is let go.
+        A poisoned log's mover drops them in order, so that whatever they hold is let go. Waking
+        the mover costs the engine's thread more than the rest of the call: it is not woken for
+        what nobody waits for yet, until more than `_BACKLOG_MAX` operations are queued.
         """
         if not operations:
             return
-        with self._changed:
+        with self.lock:
             for operation in operations:
                 self._appended += 1
                 operation.seq = self._appended
@@ -121,7 +128,8 @@ class OpLog:
             self._queue.extend(operations)
             self._stats.operations_appended += len(operations)
             self._stats.log_length_max = max(self._stats.log_length_max, len(self._queue))
-            self._work.notify_all()
+            if len(self._queue) > _BACKLOG_MAX or any(op.urgent for op in operations):
+                self._work.notify_all()
 
     # -- the mover's side -------------------------------------------------------------------
 
@@ -131,7 +139,7 @@ class OpLog:
         None if there is none: with `block` only once the log was stopped and is drained. While
         another thread carries out the head, a caller without `block` gets None too.
         """
-        with self._changed:
+        with self.changed:
             while block and not self._queue and not self._stopped:
                 self._work.wait()
             if not self._queue or self._head is not None:
@@ -142,12 +150,12 @@ class OpLog:
 
     def head_at_fence(self, waiting: bool) -> None:
         """The head operation starts, or ends, waiting for the device."""
-        with self._changed:
+        with self.changed:
             self._head_at_fence = waiting
 
     def complete(self, *, dropped: bool) -> None:
         """The head operation is over; wakes waiters."""
-        with self._changed:
+        with self.changed:
             self._head = None
             self._completed += 1
             self._progress_at = self._runtime.monotonic()
@@ -155,17 +163,17 @@ class OpLog:
                 self._stats.operations_dropped += 1
             else:
                 self._stats.operations_completed += 1
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def poison(self, cause: BaseException, where: str) -> None:
         """Record the first failure, then wake waiters; later ones are logged only (W5)."""
         kept = LogFailure(without_tracebacks(cause), where)
-        with self._changed:
+        with self.changed:
             first = self._failure is None
             if first:
                 self._failure = kept
                 self._stats.failures += 1
-            self._changed.notify_all()
+            self.changed.notify_all()
         again = "" if first else " again"
         logger.error("failed%s in %s: %s: %s", again, where, type(cause).__name__, cause)
 
@@ -181,16 +189,16 @@ class OpLog:
 
     # -- waiting ----------------------------------------------------------------------------
 
-    def under_lock(self, change: Callable[[], T]) -> T:
-        """Run a change of state that waiters may wait for under the log lock, then wake them."""
-        with self._changed:
-            result = change()
-            self._changed.notify_all()
-            return result
-
     def wake(self) -> None:
         """Let waiters look again."""
-        self.under_lock(lambda: None)
+        with self.changed:
+            self.changed.notify_all()
+
+    def wake_mover(self) -> None:
+        """Something is waited for: let the mover take what is queued."""
+        if self._queue:
+            with self.lock:
+                self._work.notify_all()
 
     def is_completed(self, seq: int) -> Callable[[], bool]:
         """A condition for `wait_until`: operations up to `seq` are over."""
@@ -202,7 +210,7 @@ class OpLog:
 
     def wait_until(
         self,
-        ready: Callable[[], T],
+        ready: Callable[[], T | None],
         what: str,
         *,
         through_failure: bool = False,
@@ -216,7 +224,7 @@ class OpLog:
         Raises `WaitTimeoutError` to this caller alone, which changes nothing, and the sticky
         failure unless `through_failure`.
         """
-        with self._changed:
+        with self.changed:
             started = self._runtime.monotonic()
             while True:
                 if self._failure is not None and not through_failure:
@@ -229,13 +237,14 @@ class OpLog:
                 left = since + limit - self._runtime.monotonic()
                 if left <= 0:
                     break
-                self._changed.wait(left)
+                self._work.notify_all()
+                self.changed.wait(left)
             report = self._describe_head()
         raise WaitTimeoutError(f"gave up waiting for {what} after {limit:g} s{detail()}; {report}")
 
     def report(self) -> str:
         """What the head operation is and does, for errors."""
-        with self._changed:
+        with self.changed:
             return self._describe_head()
 
     def _limit_s(self) -> float:
@@ -255,17 +264,17 @@ class OpLog:
 
     def stop(self) -> None:
         """Let the mover's blocking `take` return None once the queue is empty."""
-        with self._changed:
+        with self.changed:
             self._stopped = True
             self._work.notify_all()
 
     def tail(self) -> list[str]:
         """The last appended operations, oldest first, for reports."""
-        with self._changed:
+        with self.changed:
             return list(self._recent)
 
     def length_and_age_s(self) -> tuple[int, float]:
         """Operations not yet completed, and seconds since the last progress while there are any."""
-        with self._changed:
+        with self.changed:
             length = self._appended - self._completed
             return length, self._runtime.monotonic() - self._progress_at if length else 0.0

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from slotmirror.core.backend import DeviceBackend, Stream
+from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.errors import InternalError, StepTooLargeError
+from slotmirror.core.errors import StepTooLargeError
 from slotmirror.core.leftovers import LeftoverPack
-from slotmirror.core.operations import PageHold, ReleaseTask
+from slotmirror.core.operations import ReleaseTask
 from slotmirror.core.oplog import OpLog
 from slotmirror.core.own_stream import OwnStream
-from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingPage, StagingRing
-from slotmirror.core.stats import CacheStats
-from slotmirror.core.stranded import keep_for_ever
 
 CopyPair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagedStep:
-    """A step's rows on their way to a claimed page; `clones` must live until its fence.
-
-    `deferred` has the clones among them that also wait for their deferred write, by key;
-    `sources` what the copies of rows that lie on the device read, by key.
-    """
+class StagedRows:
+    """A step's rows on their way to a claimed page; `sources[i]` is what key i's copy reads."""
 
     page: StagingPage
-    clones: tuple[torch.Tensor, ...]
-    launched: bool
-    deferred: Mapping[str, torch.Tensor]
-    sources: Mapping[str, torch.Tensor]
+    sources: Sequence[torch.Tensor]
 
 
 class PageTransfer:
@@ -48,144 +39,98 @@ class PageTransfer:
         ring: StagingRing,
         log: OpLog,
         committer: Committer,
-        runtime: Runtime,
-        stats: CacheStats,
     ) -> None:
-        self._config = config
+        self._capacity_tokens = config.staging_capacity_tokens
         self._backend = backend
         self._ring = ring
         self._log = log
         self._committer = committer
-        self._runtime = runtime
-        self._stats = stats
+        capabilities = backend.capabilities
+        self._outlasts = capabilities.async_copy
+        self._pinned = capabilities.pinned_host
         self.stream = OwnStream(backend)
-
-    def let_go(self, page: StagingPage) -> None:
-        """Drop one hold on a page, which no copy uses any more; wakes a waiting save."""
-        self._log.under_lock(lambda: self._ring.let_go(page))
-
-    def hold_again(self, page: StagingPage) -> None:
-        """Add a hold to a page that the caller holds."""
-
-        def add() -> None:
-            page.holds += 1
-
-        self._log.under_lock(add)
-
-    def deferrable(self, rows: Mapping[str, torch.Tensor], names: frozenset[str]) -> frozenset[str]:
-        """Those keys among `names` whose rows lie on the device; the rest is written at once."""
-        return frozenset(name for name in names if self._backend.owns(rows[name]))
 
     def stage(
         self,
-        rows: Mapping[str, torch.Tensor],
-        deferred: frozenset[str],
+        keys: Sequence[OpenKey],
+        rows: Sequence[torch.Tensor],
+        cloned: Sequence[bool],
         leftovers: LeftoverPack | None,
         num_rows: int,
         unconsumed: Callable[[], Sequence[int]],
-    ) -> StagedStep:
+    ) -> StagedRows:
         """Claim a page, and launch the copy of these rows and leftovers into it.
 
-        May wait for a page, bounded (W6, S1). Raises `StepTooLargeError` or whatever the
-        allocation or clone raised, with the page given back; a copy that fails to launch is
-        sticky, since part of it may run (W5).
+        `rows` has one tensor per key, `cloned` says which of them must be cloned in any case. May
+        wait for a page, bounded (W6, S1). Raises `StepTooLargeError` or whatever the allocation or
+        clone raised, with the page given back; a copy that fails to launch is sticky, since part
+        of it may run (W5).
         """
-        if num_rows > self._config.staging_capacity_tokens:
-            raise StepTooLargeError(num_rows, self._config.staging_capacity_tokens)
-        page = self._claim(unconsumed)
+        if num_rows > self._capacity_tokens:
+            raise StepTooLargeError(num_rows, self._capacity_tokens)
+        page = self._ring.claim(unconsumed)
         try:
-            pairs = [(tensor, page.rows_tensor(name, num_rows)) for name, tensor in rows.items()]
+            tensors = list(rows)
+            targets = [key.pages[page.index].first(num_rows)[0] for key in keys]
             if leftovers is not None and leftovers.has_tensors:
-                arena = page.arena(leftovers.num_bytes, self._ring.pinned)
-                pairs += leftovers.copies_into(arena)
-            cloned = [name in deferred for name in rows] + [False] * (len(pairs) - len(rows))
-            sources = self._sources([source for source, _ in pairs], cloned)
-            clones = {name: sources[i] for i, name in enumerate(rows) if cloned[i]}
-            pairs = [(source, target) for source, (_, target) in zip(sources, pairs, strict=True)]
-            device_pairs = self._copy_host_tensors(pairs)
+                arena = page.arena(leftovers.num_bytes, self._pinned)
+                for source, target in leftovers.copies_into(arena):
+                    tensors.append(source)
+                    targets.append(target)
+            sources = self._sources(tensors, cloned)
+            pairs = self._copy_host_tensors(sources, targets)
             stream, after = self.stream.get(), self._backend.current_stream()
         except BaseException:
-            self.let_go(page)
+            self._ring.let_go(page)
             raise
-        if device_pairs:
-            self._launch(page, device_pairs, stream, after)
-        held = tuple(source for source, _ in device_pairs)
-        by_key = {name: sources[i] for i, name in enumerate(rows) if self._backend.owns(sources[i])}
-        return StagedStep(page, held, bool(device_pairs), clones, by_key)
+        if pairs:
+            self._launch(page, pairs, stream, after)
+        return StagedRows(page, sources)
 
-    def give_up(self, staged: StagedStep) -> None:
+    def give_up(self, page: StagingPage, whose: str) -> None:
         """A save cannot go on: the page is released, through the log, behind its copy."""
-        hold = PageHold(staged.page, self.let_go, staged.clones, staged.launched)
-        self._log.append([ReleaseTask("a save that was given up", hold)])
+        self._log.append([ReleaseTask(whose, page, self._ring.let_go)])
         self._committer.kick()
 
-    def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
-        page = self._log.under_lock(self._ring.try_claim)
-        if page is not None:
-            return page
-        self._stats.page_waits += 1
-        started = self._runtime.monotonic()
-        try:
-            claimed = self._log.wait_until(
-                self._ring.try_claim,
-                "a free staging page",
-                detail=lambda: (
-                    f"; unconsumed step ids {list(unconsumed())}: materialize or discard them, "
-                    f"or raise staging_depth ({self._config.staging_depth})"
-                ),
-            )
-        finally:
-            self._stats.page_wait_s += self._runtime.monotonic() - started
-        if claimed is None:
-            raise InternalError("the wait for a page ended without one")
-        return claimed
-
-    def _copy_host_tensors(self, pairs: list[CopyPair]) -> list[CopyPair]:
-        """Copy what already lies on the host, at once; returns the rest, without empty tensors."""
-        device_pairs = []
-        for source, destination in pairs:
-            if self._backend.owns(source):
-                if source.numel():
-                    device_pairs.append((source, destination))
-            else:
-                destination.copy_(source)
-        return device_pairs
-
-    def _sources(self, tensors: list[torch.Tensor], cloned: list[bool]) -> list[torch.Tensor]:
+    def _sources(
+        self, tensors: list[torch.Tensor], cloned: Sequence[bool]
+    ) -> Sequence[torch.Tensor]:
         """What the copies read: clones where asked, and where a copy outlasts this call (D9)."""
-        outlasts = self._backend.capabilities.async_copy
+        if not self._outlasts and not any(cloned):
+            return tensors
+        asked = [*cloned, *[False] * (len(tensors) - len(cloned))]
         which = [
             i
             for i, tensor in enumerate(tensors)
-            if cloned[i] or (outlasts and self._backend.owns(tensor))
+            if asked[i] or (self._outlasts and self._backend.owns(tensor))
         ]
+        clones = self._backend.snapshot([tensors[i] for i in which]) if which else []
         sources = list(tensors)
-        if which:
-            for i, clone in zip(
-                which, self._backend.snapshot([tensors[i] for i in which]), strict=True
-            ):
-                sources[i] = clone
+        for i, clone in zip(which, clones, strict=True):
+            sources[i] = clone
         return sources
+
+    def _copy_host_tensors(
+        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> list[CopyPair]:
+        """Copy what already lies on the host, at once; returns the rest, without empty tensors."""
+        device_pairs = []
+        for source, target in zip(sources, targets, strict=True):
+            if not self._backend.owns(source):
+                target.copy_(source)
+            elif source.numel():
+                device_pairs.append((source, target))
+        return device_pairs
 
     def _launch(
         self, page: StagingPage, pairs: list[CopyPair], stream: Stream, after: Stream
     ) -> None:
+        page.issue([source for source, _ in pairs])
         try:
             self._backend.copy_to_host(pairs, stream, after, page.fence)
         except BaseException as error:
+            # Part of the copies may run: the mover puts a fence behind them and waits for it.
+            page.unfenced = (stream,)
             self._log.poison(error, "launching a device→host copy")
-            self._give_up(page, pairs)
+            self.give_up(page, "a failed save")
             self._log.raise_if_failed()
-
-    def _give_up(self, page: StagingPage, pairs: list[CopyPair]) -> None:
-        """Part of the copies may run: the page is released behind them, through the log."""
-        try:
-            page.fence.record(self.stream.get())
-        except Exception as error:
-            # Without a fence nobody can tell when the page is quiet: it is never used again.
-            keep_for_ever(page, pairs)
-            self._log.poison(error, "recording a fence behind a failed launch")
-            return
-        hold = PageHold(page, self.let_go, clones=tuple(source for source, _ in pairs))
-        self._log.append([ReleaseTask("a failed save", hold)])
-        self._committer.kick()

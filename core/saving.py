@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from slotmirror.core.backend import DeviceBackend
+from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import KeyLayoutError
 from slotmirror.core.events import Int64Array
+from slotmirror.core.layout import check_counts, ordered_slots, row_order
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.oplog import Operation
-from slotmirror.core.page_transfer import StagedStep
+from slotmirror.core.page_transfer import StagedRows
 from slotmirror.core.policy import ModelCachePolicy
-from slotmirror.core.split import SplitOutputs, split_outputs
-from slotmirror.core.stats import CacheStats
+from slotmirror.core.split import split_outputs
 from slotmirror.core.step import Step
 from slotmirror.core.tables import Tables
 
@@ -31,16 +33,16 @@ class StepSaver:
     def __init__(
         self,
         config: PrefixCacheConfig,
+        backend: DeviceBackend,
         tables: Tables,
         plane: DataPlane,
         keys: OpenKeys,
-        stats: CacheStats,
     ) -> None:
         self._config = config
+        self._backend = backend
         self._tables = tables
         self._plane = plane
         self._keys = keys
-        self._stats = stats
 
     def save(
         self,
@@ -52,25 +54,30 @@ class StepSaver:
         req_ids: Sequence[str] | None,
     ) -> None:
         """Save an open step; `counts` are its unpadded and padded tokens."""
-        step.layout.check_counts(*counts)
-        slots = step.layout.order_rows(step.layout.row_order(req_ids))
-        split = split_outputs(hidden, mm_outputs, *counts, policy)
-        leftovers = self._leftovers(step, split)
-        step.saved_keys = self._keys.open(split.specs(), policy.deferred_keys)
-        step.leftovers = LeftoverPack(leftovers) if leftovers else None
-        deferred = self._plane.transfer.deferrable(split.rows, split.deferred)
-        reserved = self._reserve(sum(split.rows[name].nbytes for name in deferred))
+        check_counts(step.events, *counts)
+        order = row_order(step.events, req_ids)
+        rows, leftovers = split_outputs(hidden, mm_outputs, *counts, policy)
+        pack = self._pack(step, leftovers) if leftovers else None
+        keys = self._keys.of(rows, policy.deferred_keys)
+        # Rows of a deferred key that do not lie on the device are written at once.
+        deferred = [
+            key.name in policy.deferred_keys and self._backend.owns(tensor)
+            for key, tensor in zip(keys, rows.values(), strict=True)
+        ]
+        reserved = 0
+        if any(deferred):
+            reserved = self._reserve(rows, deferred)
         try:
             staged = self._plane.transfer.stage(
-                split.rows, deferred, step.leftovers, counts[0], self._tables.steps.ids
+                keys, tuple(rows.values()), deferred, pack, counts[0], self._tables.steps.ids
             )
         except BaseException:
             self._plane.budget.release(reserved)
             raise
         try:
-            self._commit(step, staged, slots, reserved)
+            self._commit(step, keys, deferred, staged, order, pack, reserved)
         except BaseException:
-            self._plane.transfer.give_up(staged)
+            self._plane.transfer.give_up(staged.page, "a save that was given up")
             self._plane.budget.release(reserved)
             raise
 
@@ -80,27 +87,63 @@ class StepSaver:
             return []
         return [self._plane.deferred_write_of(self._tables.deferred.close(reason))]
 
-    def _commit(self, step: Step, staged: StagedStep, slots: Int64Array, reserved: int) -> None:
+    def _commit(
+        self,
+        step: Step,
+        keys: tuple[OpenKey, ...],
+        deferred: Sequence[bool],
+        staged: StagedRows,
+        order: Int64Array | None,
+        pack: LeftoverPack | None,
+        reserved: int,
+    ) -> None:
         """The step takes over its page, its rows become present, its write is appended."""
-        write = self._plane.write_of(step, staged, slots)
+        slots = ordered_slots(step.events, order)
+        write = self._plane.write_of(step.step_id, keys, deferred, staged, slots)
+        late = () if self._config.prefetch else step.gathers.values()
         tables = self._tables
         with tables.lock:
             tables.check_open()
-            tables.registry.note_saved(step.owners, step.layout.ends)
+            step.order, step.saved_keys, step.leftovers = order, keys, pack
+            step.page = staged.page
+            # The step's hold is the save's; nobody else knows of the page before the append.
+            staged.page.holds += len(write)
+            tables.registry.note_saved(step.owners, step.ends, step.replays)
             step.delivered_before = tables.registry.delivered_ends(step.owners)
-            late = () if self._config.prefetch else step.gathers.values()
-            kept = self._keep(step, staged, slots, reserved)
-            self._plane.take_page(step, staged, write)
-            self._plane.log.append([*late, *write, *kept])
+            closed: list[Operation] = []
+            if step.epoch == tables.epoch:
+                tables.slots.mark_written(slots, tuple([key.index for key in keys]))
+                if reserved:
+                    closed = self._defer(step, keys, deferred, staged, slots)
+            else:
+                # Rows of a step that was open at a reset are not kept (R1).
+                self._plane.budget.release(reserved)
+            self._plane.log.append([*late, *write, *closed])
             tables.open_step = None
             tables.drafted = step if len(step.drafted) else None
             tables.steps.add(step)
 
-    def _leftovers(self, step: Step, split: SplitOutputs) -> dict[str, object]:
+    def _defer(
+        self,
+        step: Step,
+        keys: Sequence[OpenKey],
+        deferred: Sequence[bool],
+        staged: StagedRows,
+        slots: Int64Array,
+    ) -> list[Operation]:
+        """The step's deferred rows join the open batch. Caller holds manager lock."""
+        batch = self._tables.deferred
+        chosen = zip(keys, staged.sources, deferred, strict=False)
+        batch.add({key: clone for key, clone, is_deferred in chosen if is_deferred}, slots,
+                  step.req_ids)  # fmt: skip
+        half = self._plane.budget.is_half_full(batch.num_bytes)
+        return self.closed_batch("budget" if half else None)
+
+    def _pack(self, step: Step, found: Mapping[str, object]) -> LeftoverPack | None:
         """The leftovers to deliver: a known key that is None this time is simply omitted (D6)."""
         leftovers = {
             name: value
-            for name, value in split.leftovers.items()
+            for name, value in found.items()
             if value is not None or self._keys.get(name) is None
         }
         hidden_rows = sorted(leftovers.keys() & step.gathers.keys())
@@ -109,36 +152,15 @@ class StepSaver:
                 f"keys {hidden_rows} have hit rows to deliver in this step, but their value in it "
                 "is not per-token: save the step without them"
             )
-        return leftovers
+        return LeftoverPack(leftovers) if leftovers else None
 
-    def _reserve(self, num_bytes: int) -> int:
+    def _reserve(self, rows: Mapping[str, torch.Tensor], deferred: Sequence[bool]) -> int:
         """Reserve device bytes for this step's deferred clones, before they are made (W4)."""
-        if num_bytes:
-            if not self._plane.budget.fits(num_bytes):
-                with self._tables.lock:
-                    self._plane.log.append(self.closed_batch("budget"))
-                self._plane.committer.kick()
-            self._plane.budget.reserve(num_bytes)
+        chosen = zip(rows.values(), deferred, strict=True)
+        num_bytes = sum(tensor.nbytes for tensor, is_deferred in chosen if is_deferred)
+        if not self._plane.budget.fits(num_bytes):
+            with self._tables.lock:
+                self._plane.log.append(self.closed_batch("budget"))
+            self._plane.committer.kick()
+        self._plane.budget.reserve(num_bytes)
         return num_bytes
-
-    def _keep(
-        self, step: Step, staged: StagedStep, slots: Int64Array, reserved: int
-    ) -> list[Operation]:
-        """Mark the step's rows present and its deferred ones open. Caller holds manager lock.
-
-        Rows of a step that was open at a reset are not kept (R1).
-        """
-        tables = self._tables
-        if step.epoch != tables.epoch:
-            self._plane.budget.release(reserved)
-            return []
-        tables.slots.mark_written(slots, [key.index for key in step.saved_keys])
-        clones = {
-            key: staged.deferred[key.spec.name]
-            for key in step.saved_keys
-            if key.spec.name in staged.deferred
-        }
-        if clones:
-            tables.deferred.add(clones, slots, step.layout.req_ids)
-        half = self._plane.budget.is_half_full(tables.deferred.num_bytes)
-        return self.closed_batch("budget" if half else None)

@@ -32,15 +32,25 @@ class HitRows:
     present: BoolArray
 
 
+_NO_SLOTS: Int64Array = np.empty(0, dtype=np.int64)
+NO_HIT_ROWS = HitRows(_NO_SLOTS, _NO_SLOTS, np.empty((0, 0), dtype=np.bool_))
+"""A step without hits."""
+
+
 class SlotTable:
     """Presence of every slot's row, for every open key."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._num_keys = 0
-        # Row-wise: a claim clears, and a save sets, whole rows of neighbouring bytes.
-        self._present = np.zeros((num_slots, 4), dtype=np.bool_)
+        self._set_present(np.zeros((num_slots, 4), dtype=np.bool_))
         self._step_row = np.full(num_slots, -1, dtype=np.int64)
+
+    def _set_present(self, present: BoolArray) -> None:
+        self._present = present
+        # A slot's bits as one opaque item: a claim clears, and a save sets, all keys at once.
+        self._bits = present.view(np.dtype((np.void, present.shape[1])))[:, 0]
+        self._bits_of: dict[tuple[int, ...], np.void] = {}
 
     def room_for_a_key(self) -> BoolArray | None:
         """A wider table for `open_key`, if one is needed; engine thread, without the lock (T5)."""
@@ -51,7 +61,7 @@ class SlotTable:
     def open_key(self, room: BoolArray | None) -> int:
         """Number the next key; all its slots are absent. `room` is from `room_for_a_key`."""
         if room is not None:
-            self._present = room
+            self._set_present(room)
         self._num_keys += 1
         return self._num_keys - 1
 
@@ -61,8 +71,7 @@ class SlotTable:
         Both arrays in range. Rows that the step itself writes lie on its own page (H1, H2).
         """
         if not len(hit_slots):
-            no_keys = np.empty((0, self._num_keys), dtype=np.bool_)
-            return HitRows(slots=hit_slots, own_row=hit_slots, present=no_keys)
+            return NO_HIT_ROWS
         self._step_row[step_slots] = np.arange(len(step_slots), dtype=np.int64)
         own_row = self._step_row[hit_slots]
         self._step_row[step_slots] = -1
@@ -71,13 +80,20 @@ class SlotTable:
 
     def claim(self, slots: Int64Array) -> None:
         """Slots that this step writes: absent for every key until its save (C2, C3, D6)."""
-        self._present[slots] = False
+        self._bits[slots] = self._bits_with(())
 
-    def mark_written(self, slots: Int64Array, key_indices: list[int]) -> None:
+    def mark_written(self, slots: Int64Array, key_indices: tuple[int, ...]) -> None:
         """A write of these keys to these slots is about to be appended."""
-        row = np.zeros(self._present.shape[1], dtype=np.bool_)
-        row[key_indices] = True
-        self._present[slots] = row
+        self._bits[slots] = self._bits_with(key_indices)
+
+    def _bits_with(self, key_indices: tuple[int, ...]) -> np.void:
+        """The bits of a slot that has rows of exactly these keys."""
+        bits = self._bits_of.get(key_indices)
+        if bits is None:
+            row = np.zeros(self._present.shape[1], dtype=np.bool_)
+            row[list(key_indices)] = True
+            bits = self._bits_of[key_indices] = row.view(self._bits.dtype)[0]
+        return bits
 
     def clear(self) -> None:
         """Every slot absent for every key (R1)."""

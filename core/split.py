@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
@@ -13,33 +12,17 @@ from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.policy import ModelCachePolicy
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitOutputs:
-    """A step's outputs, sorted.
-
-    rows       key → tensor of exactly the step's rows, copied to the page and kept
-    deferred   those of the keys whose rows are written when their request ends (W2)
-    leftovers  key → payload that is delivered with this step only, never cut, never cached
-    """
-
-    rows: dict[str, torch.Tensor]
-    deferred: frozenset[str]
-    leftovers: dict[str, object]
-
-    def specs(self) -> list[KeySpec]:
-        """The layout of every kept key."""
-        return [KeySpec.of(name, tensor) for name, tensor in self.rows.items()]
-
-
 def split_outputs(
     hidden: torch.Tensor | None,
     mm_outputs: Mapping[str, object],
     num_tokens_unpadded: int,
     num_tokens_padded: int,
     policy: ModelCachePolicy,
-) -> SplitOutputs:
-    """Sort a step's outputs; reads no tensor's bytes.
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """A step's outputs by key: rows, and leftovers; reads no tensor's bytes.
 
+    Rows are tensors of exactly the step's rows, copied to the page and kept. Leftovers are
+    delivered with this step only, never cut, never cached.
     A tensor of at least two dimensions whose first is the unpadded or the padded token count is
     per-token, unless the policy names it a leftover (D7). Raises `RowLayoutError` for hidden
     states that the policy needs and the step lacks, or of a wrong number of rows.
@@ -53,20 +36,18 @@ def split_outputs(
         if name == HIDDEN_KEY:
             raise UsageError(f"mm_outputs has the reserved key {HIDDEN_KEY!r}: rename it")
         if name not in policy.leftover_keys and is_per_token(output, counts):
-            rows[name] = output[:num_tokens_unpadded]
+            rows[name] = _unpadded(output, num_tokens_unpadded)
         else:
             leftovers[name] = output
-    return SplitOutputs(rows, policy.deferred_keys & rows.keys(), leftovers)
+    return rows, leftovers
 
 
 def is_per_token(output: object, counts: tuple[int, int]) -> TypeGuard[torch.Tensor]:
     """Whether an output has one row, with bytes in it, for each token of the step."""
-    return (
-        isinstance(output, torch.Tensor)
-        and output.dim() >= 2
-        and output.shape[0] in counts
-        and output.shape[1:].numel() > 0
-    )
+    if not isinstance(output, torch.Tensor):
+        return False
+    shape = output.shape
+    return len(shape) >= 2 and shape[0] in counts and 0 not in shape
 
 
 def check_layout(spec: KeySpec, opened: KeySpec) -> None:
@@ -92,4 +73,8 @@ def _hidden_rows(hidden: torch.Tensor | None, counts: tuple[int, int]) -> torch.
             f"hidden has shape {tuple(hidden.shape)}; expected ({counts[0]}, …) or the padded "
             f"({counts[1]}, …), with at least one element per row"
         )
-    return hidden[: counts[0]]
+    return _unpadded(hidden, counts[0])
+
+
+def _unpadded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    return rows if rows.shape[0] == count else rows[:count]

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from slotmirror.core.errors import CacheShutDownError, StepStateError, UnknownStepError
 from slotmirror.core.events import StepEvents
 from slotmirror.core.hit_planning import check_shape
-from slotmirror.core.hit_registry import NO_SPANS
 from slotmirror.core.key_spec import HIDDEN_KEY
+from slotmirror.core.layout import StepLayout, check_counts, row_order
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.merge import (
     RequestIndex,
@@ -27,9 +26,7 @@ from slotmirror.core.merge import (
     leftovers_by_request,
 )
 from slotmirror.core.policy import ModelCachePolicy
-from slotmirror.core.slot_table import HitRows
 from slotmirror.core.split import split_outputs
-from slotmirror.core.step import StepLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +44,7 @@ class StepRowsOnly:
 
     def __init__(self, policy: ModelCachePolicy) -> None:
         self._policy = policy
-        self._open: StepLayout | None = None
+        self._open: StepEvents | None = None
         self._steps: dict[int, _KeptStep] = {}
         self._last_id = 0
         self._closed = False
@@ -56,9 +53,7 @@ class StepRowsOnly:
         """Note the step's layout; hits are ignored."""
         self._check_usable()
         check_shape(events)
-        no_slots = NO_SPANS.slots
-        no_rows = HitRows(no_slots, no_slots, np.empty((0, 0), dtype=np.bool_))
-        self._open = StepLayout(events, NO_SPANS, no_rows)
+        self._open = events
 
     def save_outputs(
         self,
@@ -71,19 +66,19 @@ class StepRowsOnly:
     ) -> int:
         """Copy this step's outputs to the host; the same rules as the manager's."""
         self._check_usable()
-        layout = self._open
-        if layout is None:
+        events = self._open
+        if events is None:
             raise StepStateError("save_outputs without an open step: call new_step_starts first")
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
-        layout.check_counts(num_tokens_unpadded, padded)
-        order = layout.row_order(req_ids)
-        split = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, self._policy)
-        rows = {name: tensor.detach().to("cpu", copy=True) for name, tensor in split.rows.items()}
-        leftovers = LeftoverPack(split.leftovers)
+        check_counts(events, num_tokens_unpadded, padded)
+        order = row_order(events, req_ids)
+        kept, others = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, self._policy)
+        rows = {name: tensor.detach().to("cpu", copy=True) for name, tensor in kept.items()}
+        leftovers = LeftoverPack(others)
         arena = torch.empty(leftovers.num_bytes, dtype=torch.uint8, device="cpu")
         for source, destination in leftovers.copies_into(arena):
             destination.copy_(source)
-        layout.order_rows(order)
+        layout = StepLayout(events, order=order)
         self._last_id += 1
         self._steps[self._last_id] = _KeptStep(layout, rows, leftovers)
         self._open = None
@@ -104,7 +99,7 @@ class StepRowsOnly:
         return StageOutputs(
             hidden_states=hidden,
             mm_outputs={**rows, **leftovers_by_request(index, kept.leftovers)},
-            spans=SpansByRequest(index, layout.first, layout.ends),
+            spans=SpansByRequest(index, layout.first, layout.first + layout.counts),
             key_spans={},
         )
 

@@ -44,7 +44,6 @@ class Tables:
     def abandon_open_step(self) -> None:
         """The open step's save will never come: its slots stay absent (C3)."""
         if self.open_step is not None:
-            self.registry.release(self.open_step.owners)
             self.open_step = None
             self._stats.steps_abandoned += 1
 

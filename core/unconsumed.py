@@ -40,6 +40,10 @@ class UnconsumedSteps:
         """Ids of unconsumed steps; also without the lock, then perhaps a step late."""
         return list(self._steps)
 
+    def oldest_id(self, newest: int) -> int:
+        """The oldest unconsumed step; `newest` if there is none."""
+        return next(iter(self._steps), newest)
+
     @property
     def num_consuming(self) -> int:
         """Steps that are being materialized right now; also without the lock."""
@@ -49,8 +53,8 @@ class UnconsumedSteps:
         """Claim a step for the calling consumer; changes nothing when it raises."""
         self._check_open()
         step = self._saved(step_id)
-        if req_ids is not None and req_ids != step.layout.req_ids:
-            absent = set(req_ids).difference(step.layout.req_ids)
+        if req_ids is not None and req_ids != step.req_ids:
+            absent = set(req_ids).difference(step.req_ids)
             if absent:
                 raise RequestNotInStepError(step_id, sorted(absent))
         if len(step.drafted):
@@ -135,5 +139,5 @@ class UnconsumedSteps:
                     earlier.append(other.step_id)
                     late |= shared
         if earlier:
-            names = [step.layout.req_ids[i] for i in step.replays[late].tolist()]
+            names = [step.req_ids[i] for i in step.replays[late].tolist()]
             raise ReplayOrderError(step.step_id, earlier, names)

@@ -16,6 +16,7 @@ from slotmirror import (
 from workloads import Step
 
 DRAIN_TIMEOUT_S = 120
+STAGING_DEPTH = 8
 
 
 class Ours:
@@ -29,7 +30,7 @@ class Ours:
         config = PrefixCacheConfig(
             num_blocks=num_blocks,
             block_size=block_size,
-            staging_depth=8,
+            staging_depth=STAGING_DEPTH,
             staging_capacity_tokens=capacity_tokens,
         )
         self._cache = PrefixCacheManager(config, load_backend("cpu_ref"))

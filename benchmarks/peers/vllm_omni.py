@@ -83,10 +83,8 @@ class Peer:
         )
         self._view = _View(block_size)
         self._cache = module.OmniPrefixCacheManager(config, self._view)
-        policy = module.ModelCachePolicy()
-        if deferred is not None:
-            policy.deferred_keys = frozenset({deferred})
-        self._cache.register_policy(policy)
+        keys = frozenset() if deferred is None else frozenset({deferred})
+        self._cache.register_policy(module.ModelCachePolicy(deferred_keys=keys))
 
     def prepare(self, step: Step) -> None:
         """Build the step's scheduler output; not timed, it is the engine's own."""

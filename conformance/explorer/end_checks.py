@@ -60,7 +60,7 @@ def check_released(
     if left:
         gc.collect()  # an error that was met on purpose may be part of a cycle
         left = _bytes_left(cache, backend)
-    if left and not _may_stay(cache, left, fault, gave_up):
+    if left and not _may_stay(fault, gave_up):
         raise ScheduleError(f"bytes are left after the shutdown: {left}")
 
 
@@ -71,19 +71,11 @@ def _bytes_left(cache: PrefixCacheManager, backend: SimulatedBackend) -> dict[st
     return {name: count for name, count in left.items() if count}
 
 
-def _may_stay(
-    cache: PrefixCacheManager, left: dict[str, int], fault: FaultPlanned | None, gave_up: bool
-) -> bool:
-    """Whether the memory is left to the process for a reason (S3).
+def _may_stay(fault: FaultPlanned | None, gave_up: bool) -> bool:
+    """Whether memory may be left to the process (S3).
 
-    The shutdown gave up, on a device that stood still for too long or because time ran out; or a
-    launch met a lost device: then nobody can tell when its one page is quiet.
+    Only where the shutdown gave up: the device stood still for too long, or time ran out.
     """
     if fault is None:
         return False
-    if fault.kind is Trouble.STALL:
-        return gave_up
-    page_bytes = max(page.reserved_bytes for page in cache._plane.ring.pages)
-    one_page = left.keys() <= {"staging_bytes", "host", "device"}
-    one_page = one_page and left.get("host", 0) <= page_bytes
-    return fault.kind is Trouble.TIME_OUT or (fault.loses_device and one_page)
+    return fault.kind is Trouble.TIME_OUT or (fault.kind is Trouble.STALL and gave_up)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from slotmirror.conformance.backend_suite.performing import default_workbench
 from slotmirror.conformance.backend_suite.workbench import Workbench
-from slotmirror.conformance.golden.player import Player, delivered_sha256
+from slotmirror.conformance.golden.player import Mode, Player
 from slotmirror.conformance.golden.recording import Recording, Take, read_recordings
 from slotmirror.conformance.quiet import quiet_core
 from slotmirror.conformance.traces.rows import RowTable
 from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.registry import load_backend
 
-Committer = Literal["threaded", "inline"]
-MODES: tuple[tuple[Committer, bool], ...] = tuple(
-    itertools.product(("threaded", "inline"), (True, False))
+MODES = (
+    Mode("threaded"),
+    Mode("threaded", prefetch=False),
+    Mode("inline"),
+    Mode("inline", prefetch=False),
 )
-"""(committer, prefetch): all four must deliver the same bytes (H5)."""
+"""All four must deliver the same bytes (H5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +65,31 @@ def check_traces(
     with quiet_core():
         for recording in recordings:
             report.traces += 1
-            for committer, prefetch in MODES:
+            for mode in MODES:
                 bench = default_workbench(new_backend())
                 with bench.active():
-                    report.differences += _play(recording, bench, committer, prefetch, report)
+                    report.differences += play(recording, bench, mode)
+                report.takes += sum(len(step.takes) for step in recording.steps)
+                report.takes += len(recording.last_takes)
     return report
 
 
-def _play(
-    recording: Recording,
-    bench: Workbench,
-    committer: Committer,
-    prefetch: bool,
-    report: GoldenReport,
-) -> list[GoldenDifference]:
-    mode = f"{committer}, prefetch {'on' if prefetch else 'off'}"
+def play(recording: Recording, bench: Workbench, mode: Mode) -> list[GoldenDifference]:
+    """Play one trace on the bench's backend, inside the bench; every call that differs."""
     rows = RowTable(max(_last_stamps(recording), default=0))
-    player = Player(
-        bench, rows, recording.config, recording.policy, committer=committer, prefetch=prefetch
-    )
+    player = Player(bench, rows, recording.config, recording.policy, mode)
     found: list[GoldenDifference] = []
     with closing(player):
         for step in recording.steps:
             player.start(step)
-            found += _take_all(player, step.takes, recording.name, mode)
+            found += _take_all(player, step.takes, recording.name, str(mode))
             if step.saved:
                 player.save(step)
-        found += _take_all(player, recording.last_takes, recording.name, mode)
+        found += _take_all(player, recording.last_takes, recording.name, str(mode))
         player.finish()
-    report.takes += sum(len(step.takes) for step in recording.steps) + len(recording.last_takes)
+        if mode.direct and not player.has_captured_directly:
+            reason = "no row was captured directly"
+            found.append(GoldenDifference(recording.name, str(mode), 0, reason))
     return found
 
 
@@ -104,7 +100,7 @@ def _take_all(
         if not take.sha256:
             player.discard(take.step)
             continue
-        found = delivered_sha256(player.take(take.step, take.req_ids), take.req_ids)
+        found = player.sha256(take.step, take.req_ids)
         if found != take.sha256:
             reason = f"delivered {found}, recorded {take.sha256}"
             yield GoldenDifference(trace, mode, take.step, reason)

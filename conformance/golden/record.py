@@ -8,6 +8,7 @@ from pathlib import Path
 from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.conformance.backend_suite.workbench import Workbench
 from slotmirror.conformance.golden.player import (
+    Mode,
     Player,
     config_of,
     delivered_sha256,
@@ -76,8 +77,7 @@ class _Recorder:
             trace.rows,
             config_of(trace.config),
             policy_json(trace.policy),
-            committer="inline",
-            prefetch=True,
+            Mode("inline"),
         )
 
     def step(self, number: int, step: TraceStep) -> RecordedStep:

@@ -215,6 +215,10 @@ class SimulatedBackend(DeviceBackend):
         """A device tensor's present bytes, in the order of its elements; None for a host one's."""
         return self._memory.raw(tensor).read().copy() if self._memory.owns(tensor) else None
 
+    def is_lost(self) -> bool:
+        """A lost device steps no stream any more, so no copy of it will ever run."""
+        return self._lost is not None
+
     # -- for tests and pacings --------------------------------------------------------------
 
     @property

@@ -32,12 +32,10 @@ class TraceError(AssertionError):
 class TraceOptions:
     """What kind of traces are drawn. Probabilities are per step.
 
-    calm   no failing forwards, refused keys, resets, preemptions, aborts or replacements
     ends   a last step without tokens ends every request, so that another trace may follow
     """
 
     steps: int = 10
-    calm: bool = False
     ends: bool = False
     failed_forward: float = 0.05
     refused_key: float = 0.05
@@ -48,7 +46,7 @@ class TraceOptions:
 def draw_trace(seed: int, options: TraceOptions = TraceOptions()) -> tuple[Trace, Counter[str]]:
     """The trace of this seed, and what happens in it."""
     rng = random.Random(seed)
-    settings = _draw_settings(rng, options)
+    settings = _draw_settings(rng)
     policy = _draw_policy(rng)
     engine = ToyEngine(rng, settings)
     steps = _draw_steps(rng, options, policy, engine)
@@ -66,7 +64,7 @@ class Rounds:
         self._name = f"seed {seed}"
         self._options = replace(options, ends=True)
         self._rng = random.Random(seed)
-        self._settings = _draw_settings(self._rng, self._options)
+        self._settings = _draw_settings(self._rng)
         self.policy = _draw_policy(self._rng)
         self.config = _draw_config(self._rng, self._settings)
         self._drawn = 0
@@ -110,9 +108,9 @@ def _proven(
     return trace
 
 
-def _draw_settings(rng: random.Random, options: TraceOptions) -> ToySettings:
+def _draw_settings(rng: random.Random) -> ToySettings:
     block_size = rng.choice([1, 2, 4])
-    settings = ToySettings(
+    return ToySettings(
         num_blocks=rng.randrange(2, 8) * 4 // block_size,
         block_size=block_size,
         prefix_tokens_max=10,
@@ -120,9 +118,6 @@ def _draw_settings(rng: random.Random, options: TraceOptions) -> ToySettings:
         running_max=4,
         draft=rng.choice([0.0, 0.0, 0.0, 0.5]),
     )
-    if options.calm:
-        return replace(settings, abort=0.0, preempt=0.0, replace=0.0, draft=0.0)
-    return settings
 
 
 def _draw_policy(rng: random.Random) -> ModelCachePolicy:
@@ -160,7 +155,7 @@ class _StepDrawer:
 
     def reset(self) -> str:
         """Whether and when the engine resets its cache around the next step."""
-        if self._options.calm or self._rng.random() >= self._options.reset:
+        if self._rng.random() >= self._options.reset:
             return ""
         return self._rng.choice(["before", "during"])
 
@@ -173,11 +168,11 @@ class _StepDrawer:
         order = [part.req_id for part in parts]
         if rng.random() < 0.4:
             rng.shuffle(order)
-        failed = not options.calm and rng.random() < options.failed_forward
+        failed = rng.random() < options.failed_forward
         refusable = [
             key for key in keys if key in self._opened and key not in (HIDDEN_KEY, HOST_KEY)
         ]
-        refuses = not options.calm and refusable and rng.random() < options.refused_key
+        refuses = refusable and rng.random() < options.refused_key
         step = TraceStep(
             events=events,
             parts=parts,

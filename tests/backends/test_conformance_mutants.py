@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from slotmirror.conformance.backend_suite.performing import perform
 from slotmirror.conformance.backend_suite.suite import ALL_CHECKS
 from support import backend_mutants as mutants
 from support import host_mutants
+from support.source_tree import ROOT
 from support.stand_in.backends import StandInCuda
 from support.stand_in.bench import StandInWorkbench
 
+HEADING = "## Faulty backends"
 CHECKS = {check.name: check for check in ALL_CHECKS}
 
 CAUGHT_BY = {
@@ -64,6 +68,21 @@ ALSO_CAUGHT_BY = [
     (host_mutants.LosesTheFirstRowOfReads, "golden_traces_match_inline"),
     (mutants.RecordsBeforeCopying, "random_lives_of_buffers_copies_and_fences"),
 ]
+
+
+def table_rows() -> list[str]:
+    """A row for each mutant: its name and its check's as words."""
+    return [
+        f"| {re.sub('(?<!^)(?=[A-Z])', ' ', mutant.__name__).lower()} | {check.replace('_', ' ')} |"
+        for mutant, check in CAUGHT_BY.items()
+    ]
+
+
+def test_the_page_of_mutants_names_each_with_its_check() -> None:
+    """The table of docs/mutants.md is this file's, row by row."""
+    _, _, section = (ROOT / "docs" / "mutants.md").read_text("utf-8").partition(HEADING)
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    assert rows[2:] == table_rows()
 
 
 @pytest.mark.parametrize(

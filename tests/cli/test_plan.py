@@ -1,5 +1,8 @@
 """`slotmirror plan`: the two published figures, and what it refuses."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from support.cli_runs import error_line, run_cli, table_rows
@@ -75,3 +78,45 @@ def test_a_setting_out_of_range_is_refused() -> None:
     result = run_cli("plan", "--num-blocks", 0, "--block-size", 1, "--key", "a:1:int8")
     assert result.exit_code == 2
     assert error_line(result) == "error: num_blocks=0: must be at least 1"
+
+
+def test_the_report_for_machines(tmp_path: Path) -> None:
+    """The same figures as plain values."""
+    report = tmp_path / "plan.json"
+    result = run_cli(
+        *("plan", "--num-blocks", 15092, "--block-size", 16, "--key", "hidden:2048:bfloat16"),
+        *("--json", report),
+    )
+    assert result.exit_code == 0
+    staging_bytes = 4 * 1024 * 4096
+    assert json.loads(report.read_text()) == {
+        "num_blocks": 15092,
+        "block_size": 16,
+        "keys": [
+            {
+                "name": "hidden",
+                "row_bytes": 4096,
+                "pool_bytes": 989_069_312,
+                "staging_bytes": staging_bytes,
+            }
+        ],
+        "pool_bytes": 989_069_312,
+        "staging_bytes": staging_bytes,
+        "bounce_bytes": 0,
+        "host_bytes": 989_069_312 + staging_bytes,
+    }
+
+
+@pytest.mark.parametrize("missing", ["num_blocks", "block_size", "key"])
+def test_a_cache_needs_all_three(missing: str) -> None:
+    """The error names what is missing, and the other way to give it."""
+    given = {"num_blocks": 1, "block_size": 1, "key": "a:1:int8"}
+    del given[missing]
+    options = [
+        part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    result = run_cli("plan", *options)
+    assert result.exit_code == 2
+    assert error_line(result) == (
+        f"error: {missing}=None: must be given, or all stages with --stages"
+    )

@@ -104,7 +104,7 @@ def test_rows_of_owners_are_reused_however_their_steps_end() -> None:
             step_id = driver.save(rows(0, 2))
             consume = driver.cache.materialize if number % 3 == 1 else driver.cache.discard_step
             consume(step_id)
-    assert len(driver.cache._tables.registry._ended) == 16
+    assert len(driver.cache._tables.registry._saved_end) == 16
     assert len(driver.cache._tables.registry) == 1
 
 
@@ -319,7 +319,7 @@ def test_T4_the_tables_are_touched_under_the_manager_lock_alone() -> None:
     for owner, names in (
         (
             tables.registry,
-            "plan apply release replays note_saved note_delivered delivered_ends",
+            "plan apply replays note_saved note_delivered delivered_ends",
         ),
         (tables.slots, "plan_hits claim mark_written clear open_key"),
         (tables.deferred, "reason_to_close kill add close"),

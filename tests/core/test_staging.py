@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -225,9 +225,9 @@ def test_S3_a_consumer_that_fails_during_shutdown_gives_its_page_back() -> None:
     backend.on_wait = wait_for_the_shutdown
     close = cache._plane.close
 
-    def announce_and_close(busy: Callable[[], int]) -> None:
+    def announce_and_close(*arguments: Any) -> None:
         closing.set()
-        close(busy)
+        close(*arguments)
 
     cache._plane.close = announce_and_close  # type: ignore[method-assign]
 

@@ -28,7 +28,9 @@ def feature_of(words: list[str]) -> torch.Tensor:
 def pool_rows(driver: Driver, key: str) -> torch.Tensor:
     """The durable rows of a key, `(slots, width)`."""
     driver.settle()
-    return driver.cache._plane.pool._buffers[key].tensor
+    opened = driver.cache._keys.get(key)
+    assert opened is not None
+    return opened.pool.tensor
 
 
 def test_worked_example_two_fox_sentences() -> None:

@@ -85,9 +85,9 @@ def golden_traces(machine: Machine) -> dict[str, Any]:
 
 
 def bandwidth(machine: Machine) -> dict[str, Any]:
-    """GB/s device → host by size of a copy, page-locked and pageable."""
+    """GB/s device → host by size of a copy, page-locked and pageable, beside the link's."""
     sizes = [8 << 10, 128 << 10, MIB, 16 * MIB, 256 * MIB]
-    found: dict[str, Any] = {"ok": True}
+    found: dict[str, Any] = {"ok": True, "link_gb_s": link_gb_s(machine.backend.device)}
     for pinned in (True, False):
         rates = {}
         for size in sizes[:3] if machine.quick else sizes:
@@ -96,7 +96,30 @@ def bandwidth(machine: Machine) -> dict[str, Any]:
             rates[size] = size / _seconds(machine, source, buffer.tensor) / 1e9
             buffer.close()
         found["page_locked_gb_s" if pinned else "pageable_gb_s"] = rates
+    if found["link_gb_s"]:
+        found["share_of_the_link"] = max(found["page_locked_gb_s"].values()) / found["link_gb_s"]
     return found
+
+
+def link_gb_s(device: torch.device, buses: Path = Path("/sys/bus/pci/devices")) -> float | None:
+    """GB/s that the device's PCIe link carries one way, headers included; None if unknown.
+
+    The link slows down while it is idle, so its speed is the greatest that both ends know; its
+    width is the present one, which a bad slot lowers.
+    """
+    asked = getattr(getattr(torch, device.type, None), "get_device_properties", None)
+    found = None if asked is None else asked(device)
+    place = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in place:
+        return None
+    folder = buses / "{:04x}:{:02x}:{:02x}.0".format(*place)
+    try:
+        transfers = float((folder / "max_link_speed").read_text().split()[0])
+        lanes = int((folder / "current_link_width").read_text())
+    except (OSError, ValueError):
+        return None
+    payload = 128 / 130 if transfers >= 8 else 8 / 10
+    return transfers * payload * lanes / 8
 
 
 def _seconds(machine: Machine, source: torch.Tensor, destination: torch.Tensor) -> float:

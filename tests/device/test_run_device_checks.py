@@ -66,6 +66,23 @@ def test_the_measuring_sections_run_on_an_asynchronous_device(
     assert "crossover_rows" in report["direct_capture"]
 
 
+def test_the_link_is_read_from_the_bus(
+    script: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PCIe 5 with 16 lanes carries 63 GB/s; a device without a place on the bus has none."""
+    place = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
+    assert script.link_gb_s(torch.device("cuda", 0), tmp_path) is None
+    folder = tmp_path / "0000:1b:00.0"
+    folder.mkdir()
+    (folder / "max_link_speed").write_text("32.0 GT/s PCIe\n")
+    (folder / "current_link_width").write_text("16\n")
+    assert script.link_gb_s(torch.device("cuda", 0), tmp_path) == pytest.approx(63.0, abs=0.1)
+    (folder / "max_link_speed").write_text("Unknown\n")
+    assert script.link_gb_s(torch.device("cuda", 0), tmp_path) is None
+    assert script.link_gb_s(torch.device("cpu"), tmp_path) is None
+
+
 def test_a_failing_section_is_reported_and_the_others_run(
     script: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

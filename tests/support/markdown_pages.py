@@ -100,3 +100,20 @@ def _fences(text: str, languages: frozenset[str]) -> list[Token]:
         for token in MarkdownIt().parse(text)
         if token.type == "fence" and not languages.isdisjoint(token.info.split()[:1])
     ]
+
+
+def transcripts_of(text: str) -> list[tuple[str, list[str]]]:
+    """Commands after ``$`` in ``console`` blocks, continued lines joined, and the output shown."""
+    found: list[tuple[str, list[str]]] = []
+    for fence in _fences(text, frozenset({"console"})):
+        for line in fence.content.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                found.append((line.removeprefix("$ "), []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def blocks_of(text: str, language: str) -> list[str]:
+    """The contents of the page's blocks in this language."""
+    return [fence.content for fence in _fences(text, frozenset({language}))]

@@ -1,66 +1,122 @@
-"""`slotmirror plan`: the host memory of a configuration, before anything is allocated."""
+"""`slotmirror plan`: host memory of one cache, or of all stages of a node, before it is taken."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, TypeAlias
 
-import torch
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from slotmirror.cli.bad_input import bad_input_exits
 from slotmirror.cli.consoles import output_console
+from slotmirror.cli.json_report import check_json_file, write_json
+from slotmirror.cli.node_plan_tables import memory_json, node_json, show_node_plan
 from slotmirror.cli.units import count, gib, mb
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import ConfigError
-from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
+from slotmirror.engine.node_memory import (
+    memlock_limit,
+    memory_limits,
+    parse_key,
+    plan_node,
+    read_stages,
+)
 
-_KEY_RULE = "must be NAME:WIDTH:DTYPE, such as hidden:2048:bfloat16 or codes:4x16:int64"
+EXIT_DOES_NOT_FIT = 1
+
+_Count: TypeAlias = int | None
+_Keys = typer.Option(metavar="NAME:WIDTH:DTYPE", help="A per-token output; repeat for each.")
+_Capacity = typer.Option(
+    help="Rows of a staging page: the engine's batched tokens. (default: 1024)"
+)
+_Stages = typer.Option(
+    metavar="FILE.toml",
+    help="A pipeline's stages, a TOML table each; instead of the options above.",
+)
+_Memory = typer.Option(
+    "--memory-limit", metavar="SIZE", help="The node's memory instead of this machine's: 256GiB."
+)
+_Memlock = typer.Option(
+    "--memlock-limit",
+    metavar="SIZE",
+    help="The node's ulimit -l instead of this machine's; or 'unlimited'.",
+)
 
 
 def plan(
-    num_blocks: Annotated[int, typer.Option(help="Blocks of the engine's KV pool.")],
-    block_size: Annotated[int, typer.Option(help="Slots per block.")],
-    key: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME:WIDTH:DTYPE", help="One per-token output; repeat for each of them."
-        ),
-    ],
-    staging_depth: Annotated[int, typer.Option(help="Steps that may be unconsumed at once.")] = 4,
-    staging_capacity_tokens: Annotated[
-        int, typer.Option(help="Rows of a staging page: the engine's batched tokens.")
-    ] = 1024,
+    num_blocks: Annotated[_Count, typer.Option(help="Blocks of the engine's KV pool.")] = None,
+    block_size: Annotated[_Count, typer.Option(help="Slots per block.")] = None,
+    key: Annotated[list[str] | None, _Keys] = None,
+    staging_depth: Annotated[
+        _Count, typer.Option(help="Steps that may be unconsumed at once. (default: 4)")
+    ] = None,
+    staging_capacity_tokens: Annotated[_Count, _Capacity] = None,
+    stages: Annotated[Path | None, _Stages] = None,
+    replicas: Annotated[_Count, typer.Option(help="Pipelines on the node. (default: 1)")] = None,
+    memory: Annotated[str | None, _Memory] = None,
+    memlock: Annotated[str | None, _Memlock] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the plan here too.")
+    ] = None,
 ) -> None:
-    """Print the host memory that these keys take, in all and by class."""
+    """Print the host memory of a cache, or, with --stages, of a node beside its limits.
+
+    Exit code 1: a limit of the node is too small. 2: bad input.
+    """
+    of_cache = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "key": key or None,
+        "staging_depth": staging_depth,
+        "staging_capacity_tokens": staging_capacity_tokens,
+    }
+    of_node = {"replicas": replicas, "memory_limit": memory, "memlock_limit": memlock}
     with bad_input_exits():
-        config = PrefixCacheConfig(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            staging_depth=staging_depth,
-            staging_capacity_tokens=staging_capacity_tokens,
-        )
-        memory = plan_memory(config, [parse_key(text) for text in key])
+        check_json_file(json_file)
+        if stages is None:
+            _refuse(of_node, "is for the node that --stages describes")
+            _plan_cache(of_cache, key or [], json_file)
+            return
+        _refuse(of_cache, "belongs into the file that --stages names")
+        fits = _plan_node(stages, replicas, memory, memlock, json_file)
+    if not fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _refuse(settings: Mapping[str, object], rule: str) -> None:
+    for setting, value in settings.items():
+        if value is not None:
+            raise ConfigError(setting, value, rule)
+
+
+def _plan_cache(settings: Mapping[str, object], keys: list[str], json_file: Path | None) -> None:
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    for setting in ("num_blocks", "block_size", "key"):
+        if setting not in given:
+            raise ConfigError(setting, None, "must be given, or all stages with --stages")
+    del given["key"]
+    config = PrefixCacheConfig(**given)  # type: ignore[arg-type]  # typer gives whole numbers
+    memory = plan_memory(config, map(parse_key, keys))
+    sizes = {"num_blocks": config.num_blocks, "block_size": config.block_size}
+    write_json(json_file, sizes | memory_json(memory))
     output_console().print(_table(config, memory))
 
 
-def parse_key(text: str) -> KeySpec:
-    """The key that `NAME:WIDTH:DTYPE` describes; several dimensions are joined by `x`.
-
-    Raises:
-        ConfigError: the text has another form, a dimension below 1 or an unknown dtype.
-    """
-    parts = text.rsplit(":", maxsplit=2)
-    if len(parts) != 3 or not parts[0]:
-        raise ConfigError("key", text, _KEY_RULE)
-    name, shape, dtype_name = parts
-    sizes = shape.split("x")
-    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
-        raise ConfigError("key", text, _KEY_RULE)
-    dtype = getattr(torch, dtype_name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError("key", text, f"torch has no dtype {dtype_name!r}")
-    return KeySpec(name, tuple(map(int, sizes)), dtype)
+def _plan_node(
+    stages: Path,
+    replicas: int | None,
+    memory: str | None,
+    memlock: str | None,
+    json_file: Path | None,
+) -> bool:
+    """Whether it fits."""
+    node = plan_node(read_stages(stages), 1 if replicas is None else replicas)
+    verdicts = node.verdicts(memory_limits(memory), memlock_limit(memlock))
+    write_json(json_file, node_json(node, verdicts))
+    show_node_plan(output_console(), node, verdicts)
+    return all(verdict.fits for verdict in verdicts)
 
 
 def _table(config: PrefixCacheConfig, memory: MemoryPlan) -> Table:

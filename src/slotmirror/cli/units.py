@@ -9,6 +9,14 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
+def binary(num_bytes: int) -> str:
+    """In the largest binary unit of which it has at least one, two decimals."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >> power:
+            return f"{num_bytes / (1 << power):.2f} {unit}"
+    return f"{num_bytes} B"
+
+
 def mb(num_bytes: int) -> str:
     """Decimal megabytes, one decimal."""
     return f"{num_bytes / MB:.1f} MB"

@@ -46,7 +46,7 @@ def clones_are_freed_before_their_copy_has_run(patches: pytest.MonkeyPatch) -> N
     arrive = insides.ARRIVE_ON_PAGE.original
 
     def too_early(self, mover):
-        self.clones = ()
+        self.sources = ()
         arrive(self, mover)
 
     insides.ARRIVE_ON_PAGE.replace(patches, too_early)
@@ -54,7 +54,12 @@ def clones_are_freed_before_their_copy_has_run(patches: pytest.MonkeyPatch) -> N
 
 def clones_of_a_failed_launch_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:
     give_up = insides.GIVE_UP_LAUNCH.original
-    insides.GIVE_UP_LAUNCH.replace(patches, lambda self, page, pairs: give_up(self, page, []))
+
+    def without_clones(self, page, whose):
+        page.sources = ()
+        give_up(self, page, whose)
+
+    insides.GIVE_UP_LAUNCH.replace(patches, without_clones)
 
 
 def sources_for_the_device_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:

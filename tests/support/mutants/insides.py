@@ -24,11 +24,11 @@ from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.merge import Merge
-from slotmirror.core.operations import GatherTask, PageHold, WriteTask
+from slotmirror.core.operations import GatherTask, WriteTask
 from slotmirror.core.page_transfer import PageTransfer
 from slotmirror.core.saving import StepSaver
-from slotmirror.core.slot_table import HitRows, SlotTable
-from slotmirror.core.staging import StagingRing
+from slotmirror.core.slot_table import NO_HIT_ROWS, HitRows, SlotTable
+from slotmirror.core.staging import StagingPage, StagingRing
 from slotmirror.core.unconsumed import UnconsumedSteps
 from slotmirror.core.write_task import TaskProgress
 
@@ -64,12 +64,11 @@ CHECK_REPLAYS = Part(UnconsumedSteps, "_check_replays")
 
 # From the device to the pool.
 SOURCES_OF_COPIES = Part(PageTransfer, "_sources")
-LET_GO_OF_PAGE = Part(PageTransfer, "let_go")
-GIVE_UP_LAUNCH = Part(PageTransfer, "_give_up")
-ARRIVE_ON_PAGE = Part(PageHold, "arrive")
+LET_GO_OF_PAGE = Part(StagingRing, "let_go")
+GIVE_UP_LAUNCH = Part(PageTransfer, "give_up")
+ARRIVE_ON_PAGE = Part(StagingPage, "arrive")
 RUN_WRITE = Part(WriteTask, "run")
 ADVANCE_TASK = Part(TaskProgress, "advance")
-ALLOCATE_PAGES = Part(StagingRing, "open_key")
 
 # The open batch and its budget.
 CLOSE_BATCH = Part(DeferredRows, "close")
@@ -124,6 +123,8 @@ def zero_absent_rows(gather: Any) -> None:
 
 def hits_without_own_rows(table: Any, hit_slots: Any) -> HitRows:
     """Hit rows as the pool has them, whatever the step itself computes."""
+    if not len(hit_slots):
+        return NO_HIT_ROWS
     present = table._present[hit_slots, : table._num_keys]
     return HitRows(hit_slots, np.full(len(hit_slots), -1), present)
 

@@ -69,15 +69,15 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
     plan, materialize = insides.PLAN_GATHERS.original, insides.MATERIALIZE.original
     registered = {}
 
-    def register(self, layout, keys):
-        gathers = plan(self, layout, keys)
-        registered.setdefault(id(insides.meter_of_planner(self)), {})[id(layout)] = gathers
+    def register(self, events, hits, keys):
+        gathers = plan(self, events, hits, keys)
+        registered.setdefault(id(insides.meter_of_planner(self)), {})[id(hits)] = gathers
         return gathers
 
     def fetch(self, step_id, req_ids, **settings):
         step = insides.unconsumed_step(self, step_id)
         out = materialize(self, step_id, req_ids, **settings)
-        registered[id(insides.meter_of_consumers(self))].pop(id(step.layout), None)
+        registered.get(id(insides.meter_of_consumers(self)), {}).pop(id(step.hits), None)
         return out
 
     insides.PLAN_GATHERS.replace(patches, register)
@@ -86,7 +86,7 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
 
 def shutdown_does_not_wait_for_readers(patches: pytest.MonkeyPatch) -> None:
     close = insides.CLOSE_PLANE.original
-    insides.CLOSE_PLANE.replace(patches, lambda self, busy_consumers: close(self, lambda: 0))
+    insides.CLOSE_PLANE.replace(patches, lambda self, keys, busy: close(self, keys, lambda: 0))
 
 
 def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.conformance.backend_suite.workbench import Workbench
 from slotmirror.conformance.explorer.search import explore
-from slotmirror.conformance.golden.player import Player, config_of, policy_json
+from slotmirror.conformance.golden.player import Mode, Player, config_of, policy_json
 from slotmirror.conformance.golden.recording import recorded_step
 from slotmirror.conformance.traces.delivery_check import DeliveryCheck
 from slotmirror.conformance.traces.plain_model import PlainModel
@@ -82,8 +82,7 @@ def play_quietly(mutant: Mutant) -> int:
             trace.rows,
             config_of(trace.config),
             policy_json(trace.policy),
-            committer="inline",
-            prefetch=True,
+            Mode("inline"),
         )
         for number, step in enumerate(trace.steps, start=1):
             told = recorded_step(number, step, ())

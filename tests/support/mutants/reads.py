@@ -13,7 +13,8 @@ def saves_the_models_own_buffers(patches: pytest.MonkeyPatch) -> None:
 
     def deferred_only(self, tensors, cloned):
         clones = sources(self, tensors, cloned)
-        return [clones[i] if cloned[i] else tensors[i] for i in range(len(tensors))]
+        asked = [*cloned, *[False] * (len(tensors) - len(cloned))]
+        return [clones[i] if asked[i] else tensors[i] for i in range(len(tensors))]
 
     insides.SOURCES_OF_COPIES.replace(patches, deferred_only)
 
@@ -28,8 +29,8 @@ def hits_ignore_what_the_step_computes(patches: pytest.MonkeyPatch) -> None:
 def gathers_when_it_plans(patches: pytest.MonkeyPatch) -> None:
     plan = insides.PLAN_GATHER.original
 
-    def gather_now(self, layout, key):
-        task = plan(self, layout, key)
+    def gather_now(self, hits, out_rows, key):
+        task = plan(self, hits, out_rows, key)
         insides.read_pool_now(task)
         return task
 
