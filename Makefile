@@ -12,7 +12,7 @@ OMNI_WHEEL := $(E2E_VENV)/vllm-omni
 ASCEND_WHEEL := $(E2E_VENV)/vllm-ascend
 E2E_VERSIONS ?= 0.31.0 0.30.0 0.29.0
 
-.PHONY: run test lint types docs examples explore soak bench wheel e2e e2e-versions against-vllm clean
+.PHONY: run test lint types docs examples explore soak mutants bench wheel e2e e2e-versions against-vllm clean
 
 run: $(READY)
 	$(BIN)/slotmirror replay examples/conversations.jsonl --compare
@@ -41,6 +41,11 @@ explore: $(READY)
 # For a person to watch: ten minutes on real threads.
 soak: $(READY)
 	$(BIN)/slotmirror soak --seconds 600
+
+# Small changes of a module of the core, tried on a copy: what survives lacks a test.
+MUTANTS ?= --module core/manager.py --sample 40 --seed 1 --jobs 2
+mutants: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m mutation $(MUTANTS)
 
 wheel: $(READY)
 	$(BIN)/python -m pytest -m packaging

@@ -12,8 +12,8 @@ import pytest
 from slotmirror.conformance.explorer import parallel
 from slotmirror.conformance.explorer.search import explore
 from slotmirror.conformance.simulated import SimulatedBackend
-from slotmirror.core.slot_table import SlotTable
 from support.cli_runs import error_line, run_cli, table_rows
+from support.mutants import insides
 
 
 def test_a_fresh_seed_is_printed_and_nothing_is_found() -> None:
@@ -44,7 +44,7 @@ def test_a_find_ends_with_its_seed_the_tail_and_exit_code_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The printed command replays exactly that run."""
-    monkeypatch.setattr(SlotTable, "claim", lambda self, slots: None)
+    insides.CLAIM.replace(monkeypatch, lambda self, slots: None)
     result = run_cli("explore", "--schedules", 500, "--first-seed", 90_000)
     assert result.exit_code == 1
     assert "log tail:" in result.stdout

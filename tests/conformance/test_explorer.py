@@ -20,7 +20,7 @@ from slotmirror.conformance.traces.generate import TraceOptions, draw_trace
 from slotmirror.conformance.traces.scenarios import scenarios
 from slotmirror.core import mover_helpers
 from slotmirror.core.errors import CacheFailedError, WaitTimeoutError
-from slotmirror.core.slot_table import SlotTable
+from support.mutants import insides
 
 SCHEDULES = 600
 FAULTS = 600
@@ -122,7 +122,7 @@ def test_a_seed_is_one_run_in_every_process() -> None:
 
 def test_a_failing_run_has_a_seed_and_the_logs_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report's seed alone plays the failure again."""
-    monkeypatch.setattr(SlotTable, "claim", lambda self, slots: None)
+    insides.CLAIM.replace(monkeypatch, lambda self, slots: None)
     report = explore(90_000, 500)
     assert report.failed_seed is not None
     assert "log tail:\n" in report.failure
@@ -146,7 +146,7 @@ def test_an_exhaustive_search_names_the_deviations_of_its_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Played alone they fail again; without them the trace is clean."""
-    monkeypatch.setattr(SlotTable, "claim", lambda self, slots: None)
+    insides.CLAIM.replace(monkeypatch, lambda self, slots: None)
     report = explore_all(scenarios()["a forward that fails on recycled slots"], deviations_max=1)
     assert report.failed is not None
     assert "without rows of ['d']" in report.failure

@@ -13,6 +13,7 @@ from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
+from support.mutants import insides
 from support.mutants.every import BY_A_TEST_OF_ITS_OWN, MUTANTS
 from support.mutants.mutant import Mutant, hunt, play_quietly
 
@@ -89,7 +90,7 @@ def test_bug_20_nothing_is_allocated_on_the_hot_path_after_preallocate(
 
     def forgotten(self, keys):  # type: ignore[no-untyped-def]
         plan = preallocate(self, keys)
-        self._keys._keys.clear()
+        insides.forget_opened_keys(self)
         return plan
 
     monkeypatch.setattr(PrefixCacheManager, "preallocate", forgotten)

@@ -6,12 +6,7 @@ import sys
 
 import pytest
 
-from slotmirror.core import oplog
-from slotmirror.core.committer import Committer
-from slotmirror.core.deferred import DeviceBudget
-from slotmirror.core.device_outputs import DeviceOutputs
-from slotmirror.core.page_transfer import PageTransfer
-from slotmirror.core.staging import StagingPage, StagingRing
+from support.mutants import insides
 from support.mutants.mutant import Mutant
 
 
@@ -21,60 +16,58 @@ def _failing() -> bool:
 
 
 def a_failed_save_keeps_its_bytes(patches: pytest.MonkeyPatch) -> None:
-    release = DeviceBudget.release
-    patches.setattr(
-        DeviceBudget, "release", lambda self, n: None if _failing() else release(self, n)
-    )
+    release = insides.RELEASE_BYTES.original
+    insides.RELEASE_BYTES.replace(patches, lambda self, n: None if _failing() else release(self, n))
 
 
 def a_failed_save_keeps_its_page(patches: pytest.MonkeyPatch) -> None:
-    let_go = StagingRing.let_go
-    patches.setattr(
-        StagingRing, "let_go", lambda self, page: None if _failing() else let_go(self, page)
+    let_go = insides.LET_GO_OF_PAGE.original
+    insides.LET_GO_OF_PAGE.replace(
+        patches, lambda self, page: None if _failing() else let_go(self, page)
     )
 
 
 def the_mover_binds_no_device(patches: pytest.MonkeyPatch) -> None:
-    patches.setattr(Committer, "_bind", lambda self: None)
+    insides.BIND_MOVER.replace(patches, lambda self: None)
 
 
 def a_stalled_device_kills_the_cache(patches: pytest.MonkeyPatch) -> None:
-    wait_fence = Committer.wait_fence
+    wait_fence = insides.WAIT_FENCE.original
 
     def bounded(self, fence):
-        if not fence.wait(self._config.staging_claim_timeout_s):
+        if not fence.wait(insides.claim_timeout_s(self)):
             raise TimeoutError("the device is late")
         wait_fence(self, fence)
 
-    patches.setattr(Committer, "wait_fence", bounded)
+    insides.WAIT_FENCE.replace(patches, bounded)
 
 
 def clones_are_freed_before_their_copy_has_run(patches: pytest.MonkeyPatch) -> None:
-    arrive = StagingPage.arrive
+    arrive = insides.ARRIVE_ON_PAGE.original
 
     def too_early(self, mover):
         self.sources = ()
         arrive(self, mover)
 
-    patches.setattr(StagingPage, "arrive", too_early)
+    insides.ARRIVE_ON_PAGE.replace(patches, too_early)
 
 
 def clones_of_a_failed_launch_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:
-    give_up = PageTransfer.give_up
+    give_up = insides.GIVE_UP_LAUNCH.original
 
     def without_clones(self, page, whose):
         page.sources = ()
         give_up(self, page, whose)
 
-    patches.setattr(PageTransfer, "give_up", without_clones)
+    insides.GIVE_UP_LAUNCH.replace(patches, without_clones)
 
 
 def sources_for_the_device_are_freed_at_once(patches: pytest.MonkeyPatch) -> None:
-    patches.setattr(DeviceOutputs, "_forget_finished", lambda self: self._running.clear())
+    insides.FORGET_SENT.replace(patches, insides.forget_sources)
 
 
 def a_stored_failure_keeps_its_frames(patches: pytest.MonkeyPatch) -> None:
-    patches.setattr(oplog, "without_tracebacks", lambda error: error)
+    insides.WITHOUT_TRACEBACKS.replace(patches, lambda error: error)
 
 
 MUTANTS = [

@@ -5,52 +5,48 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slotmirror.core.consumers import StepConsumers
-from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import MissingRowsError, ReplayOrderError
-from slotmirror.core.hit_planning import HitPlanner
-from slotmirror.core.hit_registry import HitRegistry
-from slotmirror.core.merge import Merge
-from slotmirror.core.unconsumed import UnconsumedSteps
+from support.mutants import insides
 from support.mutants.mutant import Mutant
 
 
 def a_resume_has_no_hit_span(patches: pytest.MonkeyPatch) -> None:
-    spans = HitRegistry._spans
+    spans = insides.SPANS_OF_HITS.original
 
     def fresh_only(self, events, hits):
-        return spans(self, events, [h for h in hits if h[0].req_id not in self._row_of])
+        return spans(self, events, [h for h in hits if not insides.is_live(self, h[0].req_id)])
 
-    patches.setattr(HitRegistry, "_spans", fresh_only)
+    insides.SPANS_OF_HITS.replace(patches, fresh_only)
 
 
 def a_continuation_is_a_hit(patches: pytest.MonkeyPatch) -> None:
-    spans = HitRegistry._spans
+    spans = insides.SPANS_OF_HITS.original
 
     def live_too(self, events, hits):
         known = {request.req_id for request, _ in hits}
         more = [
             (request, 0)
             for request in events.new
-            if request.req_id not in known and request.num_computed_tokens % self._block_size == 0
+            if request.req_id not in known
+            and request.num_computed_tokens % insides.block_size_of(self) == 0
         ]
         return spans(self, events, [*hits, *more])
 
-    patches.setattr(HitRegistry, "_spans", live_too)
+    insides.SPANS_OF_HITS.replace(patches, live_too)
 
 
 def a_resume_is_trimmed_when_planned_only(patches: pytest.MonkeyPatch) -> None:
-    make = Merge.__init__
+    make = insides.MAKE_MERGE.original
 
     def untrimmed(self, step, *arguments, **settings):
         step.delivered_before = np.zeros_like(step.delivered_before)
         make(self, step, *arguments, **settings)
 
-    patches.setattr(Merge, "__init__", untrimmed)
+    insides.MAKE_MERGE.replace(patches, untrimmed)
 
 
 def a_discarded_step_is_waited_for(patches: pytest.MonkeyPatch) -> None:
-    take, check = UnconsumedSteps.take, UnconsumedSteps._check_replays
+    take, check = insides.TAKE_STEP.original, insides.CHECK_REPLAYS.original
     discarded = []
 
     def remember(self, step_id):
@@ -65,36 +61,36 @@ def a_discarded_step_is_waited_for(patches: pytest.MonkeyPatch) -> None:
             if steps is self and gone.step_id < step.step_id and np.isin(owners, gone.owners).any():
                 raise ReplayOrderError(step.step_id, [gone.step_id], [])
 
-    patches.setattr(UnconsumedSteps, "take", remember)
-    patches.setattr(UnconsumedSteps, "_check_replays", wait_for_it)
+    insides.TAKE_STEP.replace(patches, remember)
+    insides.CHECK_REPLAYS.replace(patches, wait_for_it)
 
 
 def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
-    plan, materialize = HitPlanner.gathers, StepConsumers.materialize
+    plan, materialize = insides.PLAN_GATHERS.original, insides.MATERIALIZE.original
     registered = {}
 
     def register(self, events, hits, keys):
         gathers = plan(self, events, hits, keys)
-        registered.setdefault(id(self._meter), {})[id(hits)] = gathers
+        registered.setdefault(id(insides.meter_of_planner(self)), {})[id(hits)] = gathers
         return gathers
 
     def fetch(self, step_id, req_ids, **settings):
-        step = self._steps._steps.get(step_id)
+        step = insides.unconsumed_step(self, step_id)
         out = materialize(self, step_id, req_ids, **settings)
-        registered.get(id(self._plane.meter), {}).pop(id(step.hits), None)
+        registered.get(id(insides.meter_of_consumers(self)), {}).pop(id(step.hits), None)
         return out
 
-    patches.setattr(HitPlanner, "gathers", register)
-    patches.setattr(StepConsumers, "materialize", fetch)
+    insides.PLAN_GATHERS.replace(patches, register)
+    insides.MATERIALIZE.replace(patches, fetch)
 
 
 def shutdown_does_not_wait_for_readers(patches: pytest.MonkeyPatch) -> None:
-    close = DataPlane.close
-    patches.setattr(DataPlane, "close", lambda self, keys, busy: close(self, keys, lambda: 0))
+    close = insides.CLOSE_PLANE.original
+    insides.CLOSE_PLANE.replace(patches, lambda self, keys, busy: close(self, keys, lambda: 0))
 
 
 def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:
-    materialize = StepConsumers.materialize
+    materialize = insides.MATERIALIZE.original
 
     def consume(self, step_id, req_ids, **settings):
         try:
@@ -103,7 +99,7 @@ def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:
             self.discard(step_id)
             raise
 
-    patches.setattr(StepConsumers, "materialize", consume)
+    insides.MATERIALIZE.replace(patches, consume)
 
 
 MUTANTS = [

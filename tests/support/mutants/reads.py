@@ -2,104 +2,85 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from slotmirror.core.committer import Committer
-from slotmirror.core.data_plane import DataPlane
-from slotmirror.core.hit_planning import HitPlanner
-from slotmirror.core.merge import Merge
-from slotmirror.core.operations import GatherTask
-from slotmirror.core.oplog import OpLog
-from slotmirror.core.page_transfer import PageTransfer
-from slotmirror.core.slot_table import NO_HIT_ROWS, HitRows, SlotTable
+from support.mutants import insides
 from support.mutants.mutant import Mutant
 
 
 def saves_the_models_own_buffers(patches: pytest.MonkeyPatch) -> None:
-    sources = PageTransfer._sources
+    sources = insides.SOURCES_OF_COPIES.original
 
     def deferred_only(self, tensors, cloned):
         clones = sources(self, tensors, cloned)
         asked = [*cloned, *[False] * (len(tensors) - len(cloned))]
         return [clones[i] if asked[i] else tensors[i] for i in range(len(tensors))]
 
-    patches.setattr(PageTransfer, "_sources", deferred_only)
+    insides.SOURCES_OF_COPIES.replace(patches, deferred_only)
 
 
 def hits_ignore_what_the_step_computes(patches: pytest.MonkeyPatch) -> None:
     def plan_hits(self, step_slots, hit_slots):
-        if not len(hit_slots):
-            return NO_HIT_ROWS
-        present = self._present[hit_slots, : self._num_keys]
-        return HitRows(hit_slots, np.full(len(hit_slots), -1), present)
+        return insides.hits_without_own_rows(self, hit_slots)
 
-    patches.setattr(SlotTable, "plan_hits", plan_hits)
+    insides.PLAN_HITS.replace(patches, plan_hits)
 
 
 def gathers_when_it_plans(patches: pytest.MonkeyPatch) -> None:
-    plan = HitPlanner._gather
+    plan = insides.PLAN_GATHER.original
 
     def gather_now(self, hits, out_rows, key):
         task = plan(self, hits, out_rows, key)
-        task._out[:] = key.rows[task._slots]
+        insides.read_pool_now(task)
         return task
 
-    patches.setattr(HitPlanner, "_gather", gather_now)
-    patches.setattr(GatherTask, "run", _only_zero_rows)
+    insides.PLAN_GATHER.replace(patches, gather_now)
+    insides.RUN_GATHER.replace(patches, lambda self, mover: insides.zero_absent_rows(self))
 
 
 def gathers_when_it_materializes(patches: pytest.MonkeyPatch) -> None:
-    arrive = DataPlane.await_rows
+    arrive = insides.AWAIT_ROWS.original
 
     def await_rows(self, step, unconsumed):
         arrive(self, step, unconsumed)
         for gather in step.gathers.values():
-            gather._out[:] = gather.key.rows[gather._slots]
-            _only_zero_rows(gather, None)
+            insides.read_pool_now(gather)
+            insides.zero_absent_rows(gather)
 
-    patches.setattr(DataPlane, "await_rows", await_rows)
-    patches.setattr(GatherTask, "run", lambda self, mover: None)
-
-
-def _only_zero_rows(task, mover):
-    if len(task._zero_rows):
-        task._out[task._zero_rows] = np.zeros((), task._out.dtype)
+    insides.AWAIT_ROWS.replace(patches, await_rows)
+    insides.RUN_GATHER.replace(patches, lambda self, mover: None)
 
 
 def completes_before_it_has_run(patches: pytest.MonkeyPatch) -> None:
-    carry_out, complete = Committer._carry_out, OpLog.complete
+    carry_out, complete = insides.CARRY_OUT.original, insides.COMPLETE.original
 
     def too_early(self, operation):
-        complete(self._log, dropped=False)
+        complete(insides.log_of(self), dropped=False)
         carry_out(self, operation)
 
-    patches.setattr(Committer, "_carry_out", too_early)
-    patches.setattr(OpLog, "complete", lambda self, *, dropped: None)
+    insides.CARRY_OUT.replace(patches, too_early)
+    insides.COMPLETE.replace(patches, lambda self, *, dropped: None)
 
 
 def a_claim_leaves_omitted_keys_present(patches: pytest.MonkeyPatch) -> None:
-    def mark_written(self, slots, key_indices):
-        self._present[np.ix_(slots, key_indices)] = True
-
-    patches.setattr(SlotTable, "claim", lambda self, slots: None)
-    patches.setattr(SlotTable, "mark_written", mark_written)
+    insides.CLAIM.replace(patches, lambda self, slots: None)
+    insides.MARK_WRITTEN.replace(patches, insides.mark_present)
 
 
 def nothing_is_claimed(patches: pytest.MonkeyPatch) -> None:
-    patches.setattr(SlotTable, "claim", lambda self, slots: None)
+    insides.CLAIM.replace(patches, lambda self, slots: None)
 
 
 def hit_rows_of_omitted_keys_are_dropped(patches: pytest.MonkeyPatch) -> None:
-    outputs = Merge.outputs
+    outputs = insides.MERGED_OUTPUTS.original
 
     def without_omitted(self):
-        saved = {key.spec.name for key in self._step.saved_keys}
-        for name in set(self._step.gathers) - saved:
-            del self._step.gathers[name]
+        gathers = insides.gathers_of(self)
+        for name in set(gathers) - insides.saved_key_names(self):
+            del gathers[name]
         return outputs(self)
 
-    patches.setattr(Merge, "outputs", without_omitted)
+    insides.MERGED_OUTPUTS.replace(patches, without_omitted)
 
 
 MUTANTS = [

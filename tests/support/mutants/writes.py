@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from slotmirror.core import open_keys, split
-from slotmirror.core.deferred import DeferredRows, DeviceBudget
 from slotmirror.core.errors import KeyLayoutError
-from slotmirror.core.leftovers import LeftoverPack
-from slotmirror.core.manager import PrefixCacheManager
-from slotmirror.core.operations import WriteTask
-from slotmirror.core.saving import StepSaver
-from slotmirror.core.write_task import TaskProgress, TaskState
+from slotmirror.core.write_task import TaskState
+from support.mutants import insides
 from support.mutants.mutant import Mutant
-
-_NOT_OPEN = -1
 
 
 def older_deferred_rows_land_last(patches: pytest.MonkeyPatch) -> None:
-    close = DeferredRows.close
+    close = insides.CLOSE_BATCH.original
 
     def backwards(self, reason):
         batch = close_without_deaths(self, close, reason)
@@ -30,12 +23,12 @@ def older_deferred_rows_land_last(patches: pytest.MonkeyPatch) -> None:
             clones.reverse()
         return batch
 
-    patches.setattr(DeferredRows, "close", backwards)
+    insides.CLOSE_BATCH.replace(patches, backwards)
 
 
 def close_without_deaths(self, close, reason):
     """Close the batch as if no row in it had died."""
-    entries = list(self._batch.entries)
+    entries = insides.entries_of(self)
     batch = close(self, reason)
     for key in batch.slots:
         batch.slots[key] = np.concatenate([e.slots for e in entries if key in e.clones])
@@ -43,38 +36,39 @@ def close_without_deaths(self, close, reason):
 
 
 def a_slot_that_comes_back_keeps_its_first_row(patches: pytest.MonkeyPatch) -> None:
-    add = DeferredRows.add
+    add = insides.ADD_DEFERRED.original
 
     def keep_first(self, clones, slots, req_ids):
-        before = self._open_row[slots].copy()
+        rows = insides.open_rows_of(self)
+        before = rows[slots].copy()
         add(self, clones, slots, req_ids)
-        self._open_row[slots] = np.where(before == _NOT_OPEN, self._open_row[slots], before)
+        rows[slots] = np.where(before == insides.NOT_OPEN, rows[slots], before)
 
-    patches.setattr(DeferredRows, "add", keep_first)
-    patches.setattr(DeferredRows, "kill", lambda self, slots: None)
+    insides.ADD_DEFERRED.replace(patches, keep_first)
+    insides.KILL_DEFERRED.replace(patches, lambda self, slots: None)
 
 
 def an_end_drops_what_was_not_written(patches: pytest.MonkeyPatch) -> None:
-    close = DeferredRows.close
+    close = insides.CLOSE_BATCH.original
 
     def drop(self, reason):
         batch = close(self, reason)
         if reason == "ended" and batch.num_steps > 1:
             for slots in batch.slots.values():
-                slots[:] = _NOT_OPEN
+                slots[:] = insides.NOT_OPEN
         return batch
 
-    patches.setattr(DeferredRows, "close", drop)
+    insides.CLOSE_BATCH.replace(patches, drop)
 
 
 def a_batch_grows_beyond_the_budget(patches: pytest.MonkeyPatch) -> None:
-    patches.setattr(DeviceBudget, "is_half_full", lambda self, num_bytes: False)
-    patches.setattr(DeviceBudget, "fits", lambda self, num_bytes: True)
+    insides.HALF_FULL.replace(patches, lambda self, num_bytes: False)
+    insides.FITS.replace(patches, lambda self, num_bytes: True)
 
 
 def a_batch_is_queued_twice(patches: pytest.MonkeyPatch) -> None:
-    closed = StepSaver.closed_batch
-    advance = TaskProgress.advance
+    closed = insides.CLOSED_BATCH.original
+    advance = insides.ADVANCE_TASK.original
 
     def twice(self, reason):
         return closed(self, reason) * (2 if reason == "budget" else 1)
@@ -83,21 +77,17 @@ def a_batch_is_queued_twice(patches: pytest.MonkeyPatch) -> None:
         if self.state is not TaskState.WRITTEN:
             advance(self, target)
 
-    patches.setattr(StepSaver, "closed_batch", twice)
-    patches.setattr(TaskProgress, "advance", any_number_of_times)
+    insides.CLOSED_BATCH.replace(patches, twice)
+    insides.ADVANCE_TASK.replace(patches, any_number_of_times)
 
 
 def the_budget_admits_everything(patches: pytest.MonkeyPatch) -> None:
-    def reserve(self, num_bytes):
-        self.bytes_reserved += num_bytes
-        self._stats.device_bytes_high = max(self._stats.device_bytes_high, self.bytes_reserved)
-
-    patches.setattr(DeviceBudget, "reserve", reserve)
-    patches.setattr(DeviceBudget, "is_half_full", lambda self, num_bytes: False)
+    insides.RESERVE_BYTES.replace(patches, insides.charge)
+    insides.HALF_FULL.replace(patches, lambda self, num_bytes: False)
 
 
 def a_changed_width_kills_the_cache(patches: pytest.MonkeyPatch) -> None:
-    check = open_keys.check_layout
+    check = insides.CHECK_LAYOUT.original
     killed = []
 
     def remember(spec, opened):
@@ -107,55 +97,55 @@ def a_changed_width_kills_the_cache(patches: pytest.MonkeyPatch) -> None:
             killed.append(error)
             raise
 
-    usable = PrefixCacheManager._check_usable
+    usable = insides.CHECK_USABLE.original
 
     def dead(self):
         if killed:
-            self._log.poison(killed.pop(), "a key of another width")
+            insides.log_of(self).poison(killed.pop(), "a key of another width")
         usable(self)
 
-    patches.setattr(open_keys, "check_layout", remember)
-    patches.setattr(PrefixCacheManager, "_check_usable", dead)
+    insides.CHECK_LAYOUT.replace(patches, remember)
+    insides.CHECK_USABLE.replace(patches, dead)
 
 
 def rows_are_written_one_by_one_under_the_state_lock(patches: pytest.MonkeyPatch) -> None:
-    made = PrefixCacheManager.__init__
+    made = insides.MAKE_MANAGER.original
     locks = []
 
     def make(self, *arguments, **settings):
         made(self, *arguments, **settings)
-        locks[:] = [self._tables.lock]
+        locks[:] = [insides.manager_lock_of(self)]
 
-    write = WriteTask.run
+    write = insides.RUN_WRITE.original
 
     def slowly(self, mover):
         with locks[0]:
             write(self, mover)
 
-    patches.setattr(PrefixCacheManager, "__init__", make)
-    patches.setattr(WriteTask, "run", slowly)
+    insides.MAKE_MANAGER.replace(patches, make)
+    insides.RUN_WRITE.replace(patches, slowly)
 
 
 def only_padded_tensors_are_per_token(patches: pytest.MonkeyPatch) -> None:
-    per_token = split.is_per_token
-    patches.setattr(split, "_hidden_rows", lambda hidden, counts: hidden[: counts[0]])
-    patches.setattr(
-        split, "is_per_token", lambda output, counts: per_token(output, (counts[1], counts[1]))
+    per_token = insides.IS_PER_TOKEN.original
+    insides.HIDDEN_ROWS.replace(patches, lambda hidden, counts: hidden[: counts[0]])
+    insides.IS_PER_TOKEN.replace(
+        patches, lambda output, counts: per_token(output, (counts[1], counts[1]))
     )
 
 
 def flat_tensors_are_per_token(patches: pytest.MonkeyPatch) -> None:
-    per_token = split.is_per_token
+    per_token = insides.IS_PER_TOKEN.original
 
     def flat_too(output, counts):
         flat = isinstance(output, torch.Tensor) and output.dim() == 1
         return per_token(output[:, None] if flat else output, counts)
 
-    patches.setattr(split, "is_per_token", flat_too)
+    insides.IS_PER_TOKEN.replace(patches, flat_too)
 
 
 def leftovers_are_cut_to_the_step(patches: pytest.MonkeyPatch) -> None:
-    unpack = LeftoverPack.unpack
+    unpack = insides.UNPACK_LEFTOVERS.original
 
     def cut(self):
         return {
@@ -163,7 +153,7 @@ def leftovers_are_cut_to_the_step(patches: pytest.MonkeyPatch) -> None:
             for name, value in unpack(self).items()
         }
 
-    patches.setattr(LeftoverPack, "unpack", cut)
+    insides.UNPACK_LEFTOVERS.replace(patches, cut)
 
 
 MUTANTS = [
