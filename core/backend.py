@@ -55,7 +55,8 @@ class Capabilities:
 
     async_copy            `copy_to_host` returns before the bytes have arrived
     pinned_host           `alloc_host(pinned=True)` can page-lock
-    max_pinned_bytes      the most that may be page-locked in all; None: no limit known
+    max_pinned_bytes      the most that may be page-locked in all; None: no limit known. A cache
+                          whose pages, bounce buffers and pinned pool need more is refused
     host_alignment_bytes  alignment of every host buffer's address
     device_copies         `copy_to_device` works
     """

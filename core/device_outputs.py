@@ -29,7 +29,7 @@ class DeviceOutputs:
 
         Raises `NotSupported` for a backend without `device_copies`.
         """
-        self._forget_finished()
+        self.forget_finished()
         copy, fence = self._backend.copy_to_device(rows, self._stream.get())
         self._running.append((fence, rows))
         return copy, fence
@@ -50,7 +50,7 @@ class DeviceOutputs:
             self._running.popleft()
         return True
 
-    def _forget_finished(self) -> None:
+    def forget_finished(self) -> None:
         """Let go of the sources of copies that have run, in their order.
 
         An entry is taken out before it is looked at: two threads that looked at the same one would

@@ -105,6 +105,8 @@ class PrefixCacheManager:
         gathers: dict[str, GatherTask] = {}
         missing = NOTHING_MISSING
         if hits is not NO_HITS:
+            # Outputs that have reached the device are not alive any more (M3).
+            self._plane.device_outputs.forget_finished()
             gathers = self._planner.gathers(events, hits, self._keys.all())
             if policy.needs_full_hidden_states:
                 missing = missing_rows(hits, self._keys.get(HIDDEN_KEY))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from slotmirror.core.backend import Capabilities
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import HostMemoryLimitError
 from slotmirror.core.key_spec import KeySpec
@@ -76,15 +77,26 @@ def plan_memory(
     )
 
 
-def check_limit(
-    config: PrefixCacheConfig, keys: Iterable[KeySpec], deferred_keys: frozenset[str]
+def check_limits(
+    config: PrefixCacheConfig,
+    keys: Iterable[KeySpec],
+    deferred_keys: frozenset[str],
+    capabilities: Capabilities,
 ) -> None:
-    """Raise `HostMemoryLimitError`, with the plan, if these keys exceed the configured limit."""
-    limit = config.host_memory_limit_bytes
-    if limit is None:
-        return
+    """Raise `HostMemoryLimitError`, with the plan, if these keys exceed a limit.
+
+    The operator's `host_memory_limit_bytes`, or what the device's driver can page-lock in all.
+    """
     plan = plan_memory(config, keys, deferred_keys)
-    if plan.host_bytes > limit:
+    limit, pinned_limit = config.host_memory_limit_bytes, capabilities.max_pinned_bytes
+    pinned_bytes = plan.staging_bytes + plan.bounce_bytes + plan.pool_bytes * config.pin_pool
+    if capabilities.pinned_host and pinned_limit is not None and pinned_bytes > pinned_limit:
+        raise HostMemoryLimitError(
+            f"opening these keys page-locks {pinned_bytes:,} B, this device's driver can lock "
+            f"{pinned_limit:,} B: lower staging_depth, staging_capacity_tokens or copy_chunk_bytes"
+            f"{', or unset pin_pool' if config.pin_pool else ''}: {plan}"
+        )
+    if limit is not None and plan.host_bytes > limit:
         raise HostMemoryLimitError(
             f"opening these keys takes {plan.host_bytes:,} B of host memory, "
             f"host_memory_limit_bytes is {limit:,}: {plan}"

@@ -15,7 +15,7 @@ from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred_write import BounceBuffers
 from slotmirror.core.host_rows import allocate_host, as_host_rows
 from slotmirror.core.key_spec import KeySpec
-from slotmirror.core.memory_plan import check_limit
+from slotmirror.core.memory_plan import check_limits
 from slotmirror.core.runtime import Lock
 from slotmirror.core.slot_table import SlotTable
 from slotmirror.core.split import check_layout
@@ -72,7 +72,7 @@ class OpenKeys:
         fresh = [spec for spec in dict.fromkeys(specs) if spec.name not in self._keys]
         if fresh:
             every = [*(key.spec for key in self._keys.values()), *fresh]
-            check_limit(self._config, every, deferred)
+            check_limits(self._config, every, deferred, self._backend.capabilities)
         for spec in fresh:
             if spec.name in deferred:
                 self._bounces.allocate(spec)

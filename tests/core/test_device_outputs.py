@@ -106,3 +106,25 @@ def test_S3_a_shutdown_ends_though_a_copy_to_the_device_failed(fails: bool) -> N
     if fails:
         with pytest.raises(InjectedFault):
             out.arrival.wait(1.0)
+
+
+def test_M3_outputs_that_have_reached_the_device_are_not_alive_for_the_next_hit() -> None:
+    """Their host side is let go before the limit is checked, also when nobody sends again."""
+    pacing = HandPaced()
+    backend = SimulatedBackend(pacing=pacing)
+    driver = Driver(backend=backend, num_blocks=16, hit_buffer_bytes_max=100)
+    driver.start({"a": (0, 8)}, new={"a": (0, (0, 1))})
+    move_all(backend)
+    driver.cache.discard_step(driver.save(backend.upload(rows(0, 8))))
+    move_all(backend)
+    driver.settle()
+    for name, block in (("b", 2), ("c", 3)):
+        driver.start({name: (8, 1)}, new={name: (8, (0, 1, block))})
+        step_id = driver.save(backend.upload(rows(8, 1)))
+        move_all(backend)
+        driver.settle()
+        out = sent(driver, step_id)
+        move_all(backend)
+        assert out.arrival is not None
+        assert out.arrival.done()
+        del out

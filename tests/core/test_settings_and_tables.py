@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from slotmirror.core.backend import Capabilities
 from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
@@ -22,6 +23,7 @@ from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.memory_plan import plan_memory
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, rows
+from support.gated_backend import GatedBackend
 
 
 def test_K1_defaults_are_the_documented_ones() -> None:
@@ -224,6 +226,26 @@ def test_M1_a_key_beyond_the_limit_is_refused_with_the_plan() -> None:
     assert driver.cache.memory_stats()["pool_bytes"] == 0
     driver.cache.materialize(driver.save(rows(0, 2)))
     assert driver.cache.memory_stats()["pool_bytes"] == 32 * 8
+
+
+@pytest.mark.parametrize("pin_pool", [False, True])
+def test_M1_more_than_the_driver_can_page_lock_is_refused(pin_pool: bool) -> None:
+    """Pages, bounce buffers and a pinned pool count; an ordinary pool does not."""
+
+    class SmallDriver(GatedBackend):
+        @property
+        def capabilities(self) -> Capabilities:
+            return Capabilities(async_copy=False, pinned_host=True, max_pinned_bytes=4 * 64 * 8)
+
+    driver = Driver(backend=SmallDriver(), pin_pool=pin_pool, staging_depth=4)
+    hidden = KeySpec(HIDDEN_KEY, (2,), torch.float32)
+    if pin_pool:
+        with pytest.raises(HostMemoryLimitError, match=r"lock 2,048 B: .* or unset pin_pool"):
+            driver.cache.preallocate([hidden])
+        return
+    driver.cache.preallocate([hidden])
+    with pytest.raises(HostMemoryLimitError, match="lower staging_depth"):
+        driver.cache.preallocate([KeySpec("more", (1,), torch.int8)])
 
 
 def test_M2_after_preallocate_no_save_allocates_host_memory() -> None:

@@ -88,7 +88,7 @@ AWAIT_ROWS = Part(DataPlane, "await_rows")
 MAKE_MERGE = Part(Merge, "__init__")
 MERGED_OUTPUTS = Part(Merge, "outputs")
 MATERIALIZE = Part(StepConsumers, "materialize")
-FORGET_SENT = Part(DeviceOutputs, "_forget_finished")
+FORGET_SENT = Part(DeviceOutputs, "forget_finished")
 UNPACK_LEFTOVERS = Part(LeftoverPack, "unpack")
 
 # The mover, the log, the manager.
