@@ -218,16 +218,17 @@ def inductor(folder: Path) -> Facts:
 
 
 def gather_before_write(folder: Path) -> Facts:
-    """The negative control: every write runs a step late, behind the reads of the next step."""
-    from slotmirror.core.data_plane import DataPlane
+    """The negative control: rows enter the pool a write late, behind the next step's reads."""
+    from slotmirror.backends.cpu_ref import CpuRefBackend
 
-    write_of, held = DataPlane.write_of, []
+    scatter_slots, held = CpuRefBackend.scatter_slots, []
 
-    def a_step_late(self: DataPlane, *step: Any) -> Any:
-        operations, held[:] = list(held), write_of(self, *step)
-        return operations
+    def a_write_late(self: CpuRefBackend, pool: Any, slots: Any, rows: Any) -> None:
+        for late in held:
+            scatter_slots(self, *late)
+        held[:] = [(pool, slots.copy(), rows.copy())]
 
-    DataPlane.write_of = a_step_late  # type: ignore[method-assign]
+    CpuRefBackend.scatter_slots = a_write_late  # type: ignore[method-assign]
     tokens = Tokens(8)
     engine = EngineUnderTest(folder)
     prompt = tokens.sequence(150)
@@ -235,18 +236,5 @@ def gather_before_write(folder: Path) -> Facts:
         engine.generate([prompt], sampling(1))
     stats = engine.finish()
     worst = compare_prompts(engine, Reference(folder, torch.float32))
+    engine.shut_down()
     return _facts(engine, worst=worst, stats=stats)
-
-
-def model_with_tokenizer(folder: Path) -> Facts:
-    """A word is a token, so that a prompt can be text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"<{number}>": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<0>", eos_token="<1>"
-    ).save_pretrained(folder)
-    return {}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+import vllm
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 512
 
 
-def make_model(folder: Path) -> Path:
-    """Write the model, 660 KB, unless it is there; no tokenizer."""
-    if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        config = Qwen3Config(
+def make_models(folder: Path) -> dict[str, Any]:
+    """Two folders of the model, 660 KB each: without a tokenizer, and with one."""
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
             vocab_size=VOCABULARY,
             hidden_size=64,
             intermediate_size=128,
@@ -24,8 +27,24 @@ def make_model(folder: Path) -> Path:
             head_dim=32,
             max_position_embeddings=1024,
         )
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    )
+    model.save_pretrained(folder)
+    model.save_pretrained(with_tokenizer(folder))
+    _tokenizer().save_pretrained(with_tokenizer(folder))
+    return {"vllm": vllm.__version__}
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The model whose prompts can be text, beside the one in `folder`."""
+    return folder.with_name("model-with-tokenizer")
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """A word is a token."""
+    words = {f"<{number}>": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<0>", eos_token="<1>")
 
 
 class Reference:
