@@ -109,6 +109,14 @@ def test_gather_before_write_is_caught(facts):
     assert facts["worst"] > 0.1
 
 
+@pytest.mark.scenario("wrong_slots")
+def test_a_slot_that_differs_stops_the_engine(facts):
+    """The guard's negative control: the first wrong row, its position, and both slots."""
+    assert "row 7 of 40" in facts["report"]
+    assert "position 7" in facts["report"]
+    assert "2 rows of this step differ" in facts["report"]
+
+
 @pytest.mark.scenario("names_read")
 def test_the_classes_have_what_is_read(facts):
     """Every attribute that the adapter reads exists on the wheel's classes of both runners."""
