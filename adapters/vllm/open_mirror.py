@@ -45,7 +45,7 @@ def open_mirror(
         return None
     cache = _cache(settings, facts, runner)
     layers = LayerRows(runner.get_model(), _checked_layers(settings, vllm_config))
-    name = f"dp{getattr(vllm_config.parallel_config, 'data_parallel_rank', 0)}"
+    name = replica_name(vllm_config.parallel_config)
     try:
         delivery = _delivery(settings, cache, name)
     except BaseException:
@@ -79,10 +79,22 @@ def _delivery(settings: AdapterSettings, cache: StageCache, name: str) -> Delive
     return Delivery(cache, assembler, queue, name=f"slotmirror-delivery-{name}")
 
 
+def replica_name(parallel_config: Any) -> str:
+    """`dpK` for the K-th data-parallel replica of a deployment.
+
+    By its index: replicas of a dense model all believe that they are alone and have rank 0.
+    """
+    for attribute in ("data_parallel_index", "data_parallel_rank"):
+        number = getattr(parallel_config, attribute, None)
+        if number is not None:
+            return f"dp{number}"
+    return "dp0"
+
+
 def make_sink(settings: AdapterSettings, replica: str) -> Sink:
     """The configured sink. `replica` tells apart the data-parallel replicas of one deployment."""
     if settings.sink == "files":
-        return FileSink(Path(str(settings.folder)))
+        return FileSink(Path(str(settings.folder)), prefix=f"{replica}-")
     if settings.sink == "shared_memory":
         name = f"{settings.name}-{replica}"
         return SharedMemorySink(name, bytes_max=settings.shared_memory_bytes_max)

@@ -34,28 +34,33 @@ def sampling(max_tokens: int, **more: Any) -> SamplingParams:
     )
 
 
+def engine_arguments(slotmirror: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Of a small, eager engine with slotmirror's worker."""
+    arguments = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "block_size": 32,
+        "max_model_len": 512,
+        "max_num_batched_tokens": 512,
+        "kv_cache_memory_bytes": 64 << 20,
+        "worker_cls": "slotmirror.adapters.vllm.Worker",
+        "additional_config": {"slotmirror": {"debug_slots": True} | slotmirror},
+    }
+    return arguments | more
+
+
 class EngineUnderTest:
     """One `LLM`; `caching` is "on" or "off" and also names the callback."""
 
     def __init__(self, folder: Path, caching: str = "on", slotmirror: Any = None, **more: Any):
-        settings = {"sink": "callback", "callback": f"engine_under_test:collect_{caching}"}
-        arguments = {
-            "skip_tokenizer_init": True,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "block_size": 32,
-            "max_model_len": 512,
-            "max_num_batched_tokens": 512,
-            "kv_cache_memory_bytes": 64 << 20,
-        }
-        self.caching = caching
-        self.llm = LLM(
-            str(folder),
-            worker_cls="slotmirror.adapters.vllm.Worker",
-            enable_prefix_caching=caching == "on",
-            additional_config={"slotmirror": settings | {"debug_slots": True} | (slotmirror or {})},
-            **arguments | more,
+        callback = {"sink": "callback", "callback": f"engine_under_test:collect_{caching}"}
+        arguments = engine_arguments(
+            callback | (slotmirror or {}), enable_prefix_caching=caching == "on", **more
         )
+        self.caching = caching
+        self.llm = LLM(str(folder), **arguments)
         self.prompts: dict[str, list[int]] = {}
         self.outputs: dict[str, list[list[int]]] = {}
 

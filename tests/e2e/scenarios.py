@@ -5,6 +5,7 @@ A scenario takes the folder of the tiny model and returns plain facts, which its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,28 @@ def _shared_prefixes(tokens: Tokens, count: int) -> list[list[int]]:
     ]
 
 
-def soak(folder: Path) -> Facts:
-    """Shared prefixes, identical prompts in one step, multi-turn; caching on against off."""
-    tokens = Tokens(1)
-    on = EngineUnderTest(folder, slotmirror={"layers": [0]})
-    off = EngineUnderTest(folder, "off", slotmirror={"layers": [0]})
+def serve_soak(engines: Sequence[EngineUnderTest], tokens: Tokens) -> None:
+    """170 requests to each engine in turn: shared prefixes, identical prompts, multi-turn."""
     batches = [_shared_prefixes(tokens, 60) for _ in range(2)]
     same = tokens.sequence(150)
     batches.append([same] * 8 + [same[:96], [*same, 1, 2, 3]])
     for prompts in batches:
-        for engine in (on, off):
+        for engine in engines:
             engine.generate(prompts, sampling(4))
     conversations = [tokens.sequence(tokens.number(20, 60)) for _ in range(10)]
     for _ in range(4):
-        answers = on.generate(conversations, sampling(12))
-        off.generate(conversations, sampling(12))
+        answers = [engine.generate(conversations, sampling(12)) for engine in engines]
         conversations = [
             prompt + answer + tokens.sequence(9)
-            for prompt, answer in zip(conversations, answers, strict=True)
+            for prompt, answer in zip(conversations, answers[0], strict=True)
         ]
+
+
+def soak(folder: Path) -> Facts:
+    """Caching on against off."""
+    on = EngineUnderTest(folder, slotmirror={"layers": [0]})
+    off = EngineUnderTest(folder, "off", slotmirror={"layers": [0]})
+    serve_soak((on, off), Tokens(1))
     stats, stats_off = on.finish(), off.finish()
     reference = Reference(folder, torch.float32)
     facts = _facts(
@@ -218,16 +222,17 @@ def inductor(folder: Path) -> Facts:
 
 
 def gather_before_write(folder: Path) -> Facts:
-    """The negative control: every write runs a step late, behind the reads of the next step."""
-    from slotmirror.core.data_plane import DataPlane
+    """The negative control: rows enter the pool a write late, behind the next step's reads."""
+    from slotmirror.backends.cpu_ref import CpuRefBackend
 
-    write_of, held = DataPlane.write_of, []
+    scatter_slots, held = CpuRefBackend.scatter_slots, []
 
-    def a_step_late(self: DataPlane, *step: Any) -> Any:
-        operations, held[:] = list(held), write_of(self, *step)
-        return operations
+    def a_write_late(self: CpuRefBackend, pool: Any, slots: Any, rows: Any) -> None:
+        for late in held:
+            scatter_slots(self, *late)
+        held[:] = [(pool, slots.copy(), rows.copy())]
 
-    DataPlane.write_of = a_step_late  # type: ignore[method-assign]
+    CpuRefBackend.scatter_slots = a_write_late  # type: ignore[method-assign]
     tokens = Tokens(8)
     engine = EngineUnderTest(folder)
     prompt = tokens.sequence(150)
@@ -235,18 +240,30 @@ def gather_before_write(folder: Path) -> Facts:
         engine.generate([prompt], sampling(1))
     stats = engine.finish()
     worst = compare_prompts(engine, Reference(folder, torch.float32))
+    engine.shut_down()
     return _facts(engine, worst=worst, stats=stats)
 
 
-def model_with_tokenizer(folder: Path) -> Facts:
-    """A word is a token, so that a prompt can be text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+def wrong_slots(folder: Path) -> Facts:
+    """The negative control of the slot guard: our table of a request is not the engine's."""
+    from slotmirror.adapters.errors import SlotMismatchError
+    from slotmirror.adapters.vllm.scheduler_events import SchedulerTranslator
 
-    words = {f"<{number}>": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<0>", eos_token="<1>"
-    ).save_pretrained(folder)
-    return {}
+    translate = SchedulerTranslator.translate
+
+    def with_two_slots_swapped(self: SchedulerTranslator, *step: Any) -> Any:
+        events = translate(self, *step)
+        if len(events.slots) > 8:
+            events.slots[[7, 8]] = events.slots[[8, 7]]
+        return events
+
+    SchedulerTranslator.translate = with_two_slots_swapped  # type: ignore[method-assign]
+    engine = EngineUnderTest(folder)
+    try:
+        engine.generate([Tokens(10).sequence(40)], sampling(1))
+    except SlotMismatchError as stopped:
+        report = str(stopped)
+    else:
+        report = "the engine went on"
+    engine.shut_down()
+    return {"report": report}

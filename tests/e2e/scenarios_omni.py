@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -140,10 +141,12 @@ def _parameters(function: Any) -> dict[str, Any]:
 
 
 def omni_installed(_folder: Path) -> dict[str, Any]:
-    """The wheel's own runner mixin, unchanged, over the installed drop-in; and back again."""
+    """The wheel's own runner mixin, unchanged, over the installed drop-in; and back again.
+
+    Consumed in the engine's thread, and by a builder thread behind it.
+    """
     theirs = _import_theirs()
     import vllm.distributed.parallel_state as parallel_state
-    from vllm_omni.core.prefix_cache.runner_mixin import PrefixCacheRunnerMixin
 
     import slotmirror.adapters.vllm_omni as ours
 
@@ -151,8 +154,23 @@ def omni_installed(_folder: Path) -> dict[str, Any]:
     original = theirs.OmniPrefixCacheManager
     ours.install()
     ours.install()
-    runner = PrefixCacheRunnerMixin()
+    with ThreadPoolExecutor(1) as builder:
+        facts = {
+            "manager": theirs.OmniPrefixCacheManager.__module__,
+            "wrong_rows": _wrong_rows(_runner(theirs), None),
+            "wrong_rows_of_builder": _wrong_rows(_runner(theirs), builder),
+        }
+    ours.uninstall()
+    return facts | {"restored": theirs.OmniPrefixCacheManager is original}
+
+
+def _runner(theirs: Any) -> Any:
+    """The mixin alone, configured as its runners do it."""
+    from vllm_omni.core.prefix_cache.runner_mixin import PrefixCacheRunnerMixin
+
+    runner: Any = PrefixCacheRunnerMixin()
     runner.is_pooling_model = False
+    runner.omni_prefix_cache = None
     runner.kv_cache_config = _kv_cache_config()
     runner._omni_prefix_cache_cfg = theirs.stage_prefix_cache_config(
         kv_cache_config=runner.kv_cache_config,
@@ -165,22 +183,14 @@ def omni_installed(_folder: Path) -> dict[str, Any]:
         is_pooling_model=False,
     )
     runner._snapshot_prefix_cache_model_policy(torch.nn.Linear(1, 1))
-    worst = _run_mixin(runner)
-    kind = type(runner.omni_prefix_cache).__module__
-    runner.omni_prefix_cache.shutdown()
-    ours.uninstall()
-    return {
-        "manager": kind,
-        "wrong_rows": worst,
-        "restored": theirs.OmniPrefixCacheManager is original,
-    }
+    return runner
 
 
-def _run_mixin(runner: Any) -> int:
+def _wrong_rows(runner: Any, builder: Executor | None) -> int:
     """Rows that differ from the whole prompt's, over one trace."""
     traffic = Traffic(77)
-    wrong = 0
-    expected: dict[str, list[torch.Tensor]] = {}
+    built: list[Future[tuple[Any, Any]]] = []
+    steps: list[Step] = []
     for _ in range(40):
         step = traffic.step()
         runner.input_batch = _input_batch(step)
@@ -193,12 +203,26 @@ def _run_mixin(runner: Any) -> int:
             num_tokens_unpadded=len(step.rows),
             num_tokens_padded=len(step.rows),
         )
-        hidden, outputs = runner._prefix_cache_materialize(step_id, step.order)
+        steps.append(step)
+        if builder is None:
+            built.append(Future())
+            built[-1].set_result(runner._prefix_cache_materialize(step_id, step.order))
+        else:
+            built.append(builder.submit(runner._prefix_cache_materialize, step_id, step.order))
+    wrong = _wrong_outputs(steps, [one.result() for one in built])
+    runner.omni_prefix_cache.shutdown()
+    return wrong
+
+
+def _wrong_outputs(steps: list[Step], outputs: list[tuple[Any, Any]]) -> int:
+    wrong = 0
+    expected: dict[str, list[torch.Tensor]] = {}
+    for step, (hidden, mm) in zip(steps, outputs, strict=True):
         for request in step.output.scheduled_new_reqs:
             expected[request.req_id] = []
         for req_id in step.order:
             expected[req_id].append(hidden[req_id])
-            wrong += int((outputs["codes.audio"][req_id].double() != hidden[req_id]).sum())
+            wrong += int((mm["codes.audio"][req_id].double() != hidden[req_id]).sum())
             positions = torch.cat(expected[req_id])[:, 1]
             wrong += int((positions != torch.arange(1, len(positions) + 1)).sum())
     return wrong

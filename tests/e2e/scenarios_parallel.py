@@ -13,10 +13,14 @@ from tiny_model import Reference, Tokens
 from slotmirror.adapters.delivery.file_sink import read_rows, request_files
 
 
-def _two_ranks(folder: Path, layers: list[int], **parallel: Any) -> dict[str, Any]:
+def _two_ranks(
+    folder: Path, layers: list[int], executor: str = "mp", **parallel: Any
+) -> dict[str, Any]:
     rows = Path(tempfile.mkdtemp(dir=folder))
     sink = {"sink": "files", "folder": str(rows), "layers": layers}
-    engine = EngineUnderTest(folder, slotmirror=sink, distributed_executor_backend="mp", **parallel)
+    engine = EngineUnderTest(
+        folder, slotmirror=sink, distributed_executor_backend=executor, **parallel
+    )
     # vLLM 0.32 makes the buffers between pipeline ranks at warm-up, which an eager CPU engine
     # skips; a dummy batch makes them too, and must reach neither cache nor sink (C4).
     engine.llm.collective_rpc("execute_dummy_batch")
@@ -47,3 +51,28 @@ def tensor_parallel(folder: Path) -> dict[str, Any]:
 def pipeline_parallel(folder: Path) -> dict[str, Any]:
     """Two pipeline ranks."""
     return _two_ranks(folder, [], pipeline_parallel_size=2)
+
+
+def tensor_parallel_on_ray(folder: Path) -> dict[str, Any]:
+    """Two tensor-parallel ranks as Ray actors.
+
+    vLLM's CPU platform says that it does not support Ray, and all that it lacks is the name of a
+    device: it gets the one of devices that Ray believes to have.
+    """
+    import ray
+
+    ray.init(
+        num_gpus=2, include_dashboard=False, runtime_env={"worker_process_setup_hook": name_devices}
+    )
+    name_devices()
+    try:
+        return _two_ranks(folder, [0], executor="ray", tensor_parallel_size=2)
+    finally:
+        ray.shutdown()
+
+
+def name_devices() -> None:
+    """In the engine's process and in every actor's, before vLLM asks."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.ray_device_key = "GPU"

@@ -1,16 +1,21 @@
-"""The engine in a process of its own: rows come back through shared memory."""
+"""The engine in a process of its own, as its users have it."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from engine_under_test import DELIVERED, EngineUnderTest, compare_prompts, sampling
-from tiny_model import Reference, Tokens
+from tiny_model import Reference, Tokens, with_tokenizer
 
 from slotmirror.adapters.delivery.shared_memory import SharedMemoryReader
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_hidden_states.py"
 
 
 def _prompts(tokens: Tokens, count: int) -> list[list[int]]:
@@ -40,3 +45,17 @@ def shared_memory_from_another_process(folder: Path) -> dict[str, Any]:
     facts |= {"alive_before": alive, "alive_after": reader.producer_alive()}
     reader.close()
     return facts | {"left": reader.folder.exists()}
+
+
+def example(folder: Path) -> dict[str, Any]:
+    """The example as its readers start it: what it printed of each file."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE), str(with_tokenizer(folder))],
+            cwd=elsewhere,
+            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return {"files": [line.split() for line in done.stdout.splitlines() if ".safetensors" in line]}

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+import vllm
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 VOCABULARY = 512
 
 
-def make_model(folder: Path) -> Path:
-    """Write the model, 660 KB, unless it is there; no tokenizer."""
-    if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=1024,
-        )
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+def make_models(folder: Path) -> dict[str, Any]:
+    """Two folders of the same model, 660 KB each: without a tokenizer, and with one."""
+    for path in (folder, with_tokenizer(folder)):
+        make_model(path)
+    _tokenizer().save_pretrained(with_tokenizer(folder))
+    return {"vllm": vllm.__version__}
+
+
+def make_model(folder: Path, layers: int = 2, width: int = 64) -> None:
+    """Random weights, always the same ones; heads of 32, half as many for keys and values."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 16,
+        num_key_value_heads=width // 32,
+        head_dim=32,
+        max_position_embeddings=1024,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The model whose prompts can be text, beside the one in `folder`."""
+    return folder.with_name("model-with-tokenizer")
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """A word is a token."""
+    words = {f"<{number}>": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<0>", eos_token="<1>")
 
 
 class Reference:
