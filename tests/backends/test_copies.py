@@ -13,6 +13,7 @@ from slotmirror.core.errors import BackendUnavailable
 from support.caches import Driver, rows
 from support.source_tree import ROOT, python_files
 from support.stand_in.backends import OnStandIn
+from support.stand_in.device import StandInStream
 
 
 def device_rows(backend: OnStandIn, values: torch.Tensor) -> torch.Tensor:
@@ -159,3 +160,27 @@ def test_no_step_takes_page_locked_memory_but_the_first(backend: OnStandIn) -> N
     driver.cache.materialize(driver.save(device_rows(backend, rows(4, 2))))
     assert backend.memory_info().pinned_bytes == taken
     driver.cache.shutdown()
+
+
+def test_rows_of_a_collective_on_its_own_stream_arrive_whole(backend: OnStandIn) -> None:
+    """HCCL and NCCL work on streams of their own, which the engine's stream waits for.
+
+    A snapshot and a copy behind the engine's stream see the collective's result; the copy is
+    launched while the collective still runs.
+    """
+    device = backend.stand_in
+    engine = backend.current_stream()
+    assert isinstance(engine, StandInStream)
+    collective = device.pooled_stream(engine.family, engine.index)
+    hidden = device_rows(backend, torch.zeros(3, 4))
+    with device.using(collective):
+        device.keep_busy(collective.queue, 0.5)
+        hidden.copy_(device_rows(backend, torch.arange(12.0).view(3, 4)))
+    page = backend.alloc_host((3, 4), torch.float32, pinned=True)
+    fence, stream = backend.new_fence(), backend.new_stream()
+    engine.wait_stream(collective)
+    clones = backend.snapshot([hidden])
+    backend.copy_to_host([(clones[0], page.tensor)], stream, engine, fence)
+    assert not fence.done()
+    assert fence.wait(5.0)
+    assert torch.equal(page.tensor, torch.arange(12.0).view(3, 4))
