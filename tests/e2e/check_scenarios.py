@@ -32,6 +32,7 @@ def test_shared_prefixes_same_step_and_multi_turn(facts):
     check_clean(facts, hits=100)
     assert facts["worst"] <= REFERENCE_MAX
     assert facts["worst_on_off"] <= CHUNKING_MAX
+    assert facts["keys"] == ["hidden_states", "hidden_states.layer_0"]
     assert facts["stats"]["cache"]["own_step_hit_tokens"] > 0
     assert facts["stats_off"]["cache"] == {}
     assert facts["threads_left"] == []
@@ -131,16 +132,27 @@ def test_both_runners_state_objects(facts):
 
 
 @pytest.mark.parametrize(
-    "rank",
+    ("rank", "keys"),
     [
-        pytest.param(0, id="tensor", marks=pytest.mark.scenario("tensor_parallel")),
-        pytest.param(1, id="pipeline", marks=pytest.mark.scenario("pipeline_parallel")),
+        pytest.param(
+            0,
+            ["hidden_states", "hidden_states.layer_0"],
+            id="tensor",
+            marks=pytest.mark.scenario("tensor_parallel"),
+        ),
+        pytest.param(
+            1,
+            ["hidden_states"],
+            id="pipeline",
+            marks=pytest.mark.scenario("pipeline_parallel"),
+        ),
     ],
 )
-def test_rows_are_kept_once(facts, rank):
+def test_rows_are_kept_once(facts, rank, keys):
     """On the first tensor-parallel and the last pipeline rank: whole files of the model's rows."""
     check_clean(facts)
     assert facts["kept_on"] == [rank]
+    assert facts["keys"] == keys
     assert facts["not_whole"] == []
     assert facts["worst"] <= REFERENCE_MAX
 

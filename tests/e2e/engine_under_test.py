@@ -92,6 +92,12 @@ class EngineUnderTest:
         }
 
 
+def keys_of_all(engine: EngineUnderTest) -> list[str]:
+    """The keys that every delivered request has; an empty list if they differ."""
+    keys = {tuple(sorted(rows.rows)) for group in engine.delivered().values() for rows in group}
+    return list(keys.pop()) if len(keys) == 1 else []
+
+
 def max_difference(rows: RequestRows, reference: Reference, tokens: list[int]) -> float:
     """Largest difference of any key to the reference's rows of these tokens.
 
@@ -107,8 +113,8 @@ def max_difference(rows: RequestRows, reference: Reference, tokens: list[int]) -
     return worst
 
 
-def compare_prompts(engine: EngineUnderTest, reference: Reference, samples: int = 1) -> float:
-    """Largest difference over all prompts; every one must have come, `samples` times."""
+def compare_prompts(engine: EngineUnderTest, reference: Reference) -> float:
+    """Largest difference over all prompts; every one must have come, once per sample."""
     worst = 0.0
     for request_id, delivered in engine.delivered().items():
         assert len(delivered) == len(engine.outputs[request_id]), f"request {request_id}"

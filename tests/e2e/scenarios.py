@@ -15,6 +15,7 @@ from engine_under_test import (
     compare_all,
     compare_engines,
     compare_prompts,
+    keys_of_all,
     sampling,
 )
 from tiny_model import VOCABULARY, Reference, Tokens
@@ -67,6 +68,7 @@ def soak(folder: Path) -> Facts:
         on,
         worst=max(compare_prompts(on, reference), compare_prompts(off, reference)),
         worst_on_off=compare_engines(on, off),
+        keys=keys_of_all(on),
         stats=stats,
         stats_off=stats_off,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_under_test import DELIVERED, EngineUnderTest, compare_prompts, sampling
+from engine_under_test import DELIVERED, EngineUnderTest, compare_prompts, keys_of_all, sampling
 from tiny_model import Reference, Tokens
 
 from slotmirror.adapters.delivery.file_sink import read_rows, request_files
@@ -37,6 +37,7 @@ def _two_ranks(
     return {
         "requests": len(engine.outputs),
         "worst": worst,
+        "keys": keys_of_all(engine),
         "kept_on": kept,
         "not_whole": [path.name for path in rows.iterdir() if path.suffix != ".safetensors"],
         "stats": stats[kept[0]],

@@ -12,9 +12,11 @@ from engine_under_test import DELIVERED, collect_on
 from omni_traffic import BLOCK, Traffic
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import ExecuteModelState as StateV2
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState as StateV1
+from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
 from slotmirror.adapters.delivery.assembly import RequestAssembler
 from slotmirror.adapters.delivery.callback_sink import CallbackSink
@@ -28,7 +30,22 @@ from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
 
+HOOKED = {
+    "compile_or_warm_up_model",
+    "execute_model",
+    "init_device",
+    "initialize_from_config",
+    "reload_weights",
+    "sample_tokens",
+    "shutdown",
+    "sleep",
+    "update_weights",
+}
+"""Methods of a worker that the mixin stands before."""
+
 READ = {
+    CPUWorker: HOOKED,
+    GPUWorker: HOOKED,
     NewRequestData: {
         "req_id",
         "prompt_token_ids",
@@ -51,14 +68,14 @@ READ = {
     StateV1: {"hidden_states", "slot_mappings"},
     StateV2: {"hidden_states", "input_batch", "slot_mappings_by_layer"},
 }
-"""What the adapter reads of each class."""
+"""What the adapter reads of each class, or stands before."""
 
 
 def names_read(_folder: Path) -> dict[str, Any]:
     """Names that a class of the wheel lacks."""
     missing = []
     for owner, names in READ.items():
-        known = set(getattr(owner, "_fields", ()))
+        known = set(getattr(owner, "_fields", ())) | set(dir(owner))
         if dataclasses.is_dataclass(owner):
             known |= {entry.name for entry in dataclasses.fields(owner)}
         missing += [f"{owner.__name__}.{name}" for name in sorted(names - known)]
