@@ -34,10 +34,11 @@ from slotmirror.adapters.delivery.request_rows import RequestRows
 MODELS = {"2 layers × 64": (2, 64), "8 layers × 512": (8, 512)}
 WARM_ROUNDS = 1
 HOW = """`make bench-engine`: medians of {rounds} rounds of the soak, 170 requests each, three
-engines in turn, one torch thread each. Load of the machine over five minutes, other work included:
-{load}.
-Prompt tokens count as served, whether computed or hit. With two layers of 64 a step is almost
-nothing but overhead, the engine's and ours."""
+engines in turn, one torch thread each. The machine's load over five minutes, other work included,
+was {load}. Prompt tokens count as served, whether computed or hit.
+With two layers of 64 a step is almost nothing but overhead, the engine's and ours. What is lost
+beyond the hooks goes to the delivery's threads, which share the cores and the interpreter's lock
+with the engine."""
 PLAIN = "plain"
 HOOKS = ("step_starts", "forward_done", "sampled")
 HEADINGS = (
