@@ -262,9 +262,11 @@ def without_tracebacks(error: BaseException) -> BaseException:
     A kept traceback keeps every local of its frames alive: device clones, page buffers.
     """
     seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            links += (link.__cause__, link.__context__)
     return error

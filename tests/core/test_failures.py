@@ -13,6 +13,7 @@ from slotmirror.core.errors import (
     CacheFailedError,
     DeviceError,
     GatherFailedError,
+    without_tracebacks,
 )
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
@@ -200,3 +201,16 @@ def test_failures_of_leftover_only_steps_release_their_page() -> None:
     driver.cache._log.poison(OSError("elsewhere"), "a test")
     driver.cache.shutdown()
     assert driver.cache.stats()["pages_held"] == 0
+
+
+def test_W5_a_kept_failure_drops_the_tracebacks_of_cause_and_context() -> None:
+    """An error that was raised from one error while another was handled keeps neither's frames."""
+    try:
+        try:
+            raise LookupError("context")
+        except LookupError:
+            raise RuntimeError("kept") from OSError("cause")
+    except RuntimeError as error:
+        kept = without_tracebacks(error)
+    assert isinstance(kept.__context__, LookupError)
+    assert [e and e.__traceback__ for e in (kept, kept.__cause__, kept.__context__)] == [None] * 3
