@@ -50,7 +50,7 @@ mutants: $(READY)
 wheel: $(READY)
 	$(BIN)/python -m pytest -m packaging
 
-# All benchmarks, about five minutes; `make bench BENCH_ARGS=--quick` for a trial.
+# All benchmarks, about seven minutes; `make bench BENCH_ARGS=--quick` for a trial.
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 

@@ -62,7 +62,7 @@ PARTS = (
     ),
     Part("against_memcpy", "Beside plain copies", "against_memcpy.py"),
     Part("long_run", "Ten thousand steps of a mixed workload", "long_run.py"),
-    Part("replay_cost", "A whole replay", "replay_cost.py"),
+    Part("replay_cost", "A whole replay", "replay_cost.py", ("--requests", "158", "--runs", "3")),
 )
 
 
