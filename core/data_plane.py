@@ -40,8 +40,8 @@ class DataPlane:
     ) -> None:
         self._config = config
         self._backend = backend
-        self._runtime = runtime
         self._stats = stats
+        self._task_lock = runtime.lock("task")
         self.log = OpLog(config, runtime, stats)
         self.committer = Committer(self.log, backend, config, runtime, stats)
         self.ring = StagingRing(config, backend, self.log, runtime, stats)
@@ -68,7 +68,7 @@ class DataPlane:
             keys, sources = tuple(keys[i] for i in now), [sources[i] for i in now]
         if not keys:
             return []
-        progress = TaskProgress(f"write of step {step_id}", self._runtime.lock("task"))
+        progress = TaskProgress("write of a step", self._task_lock)
         progress.advance(TaskState.QUEUED)
         direct = None
         if self._config.direct_capture_rows_min is not None:
@@ -91,7 +91,7 @@ class DataPlane:
 
     def deferred_write_of(self, batch: ClosedBatch) -> DeferredWriteTask:
         """The write of a closed batch; to be appended at once."""
-        progress = TaskProgress("write of a deferred batch", self._runtime.lock("task"))
+        progress = TaskProgress("write of a deferred batch", self._task_lock)
         progress.advance(TaskState.QUEUED)
         # Every clone was read by a copy on the page stream, so what that stream has done, the
         # clone's own work included, is done.

@@ -115,14 +115,12 @@ class PrefixCacheManager:
             tables.check_open()
             tables.settle_drafts(accepted)
             tables.abandon_open_step()
-            closing = tables.deferred.reason_to_close(events, plan.spans.slots)
-            if closing is not None:
-                self._log.append(self._saver.closed_batch(closing))
+            if tables.deferred.num_bytes:
+                self._log.append(self._saver.batch_closed_by(events, plan.spans.slots))
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             oldest = tables.steps.oldest_id(step_id)
             owners = tables.registry.apply(events, plan, step_id, oldest)
             tables.slots.claim(events.slots)
-            tables.deferred.kill(events.slots)
             if events.total_tokens:
                 tables.open_step = Step(
                     step_id=step_id,
@@ -286,7 +284,8 @@ class PrefixCacheManager:
         self._log.raise_if_failed()
 
     def _check_ready(self) -> ModelCachePolicy:
-        self._check_usable()
-        if self._policy is None:
+        policy = self._policy
+        if policy is None or self._tables.closed or self._log.poisoned:
+            self._check_usable()
             raise StepStateError("no policy yet: call register_policy before the first step")
-        return self._policy
+        return policy

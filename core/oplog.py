@@ -119,7 +119,9 @@ class OpLog:
         if not operations:
             return
         with self.lock:
+            urgent = len(self._queue) + len(operations) > _BACKLOG_MAX
             for operation in operations:
+                urgent = urgent or operation.urgent
                 self._appended += 1
                 operation.seq = self._appended
                 self._recent.append(f"{operation.seq} {operation.describe()}")
@@ -127,8 +129,9 @@ class OpLog:
                 self._progress_at = self._runtime.monotonic()
             self._queue.extend(operations)
             self._stats.operations_appended += len(operations)
-            self._stats.log_length_max = max(self._stats.log_length_max, len(self._queue))
-            if len(self._queue) > _BACKLOG_MAX or any(op.urgent for op in operations):
+            if len(self._queue) > self._stats.log_length_max:
+                self._stats.log_length_max = len(self._queue)
+            if urgent:
                 self._work.notify_all()
 
     # -- the mover's side -------------------------------------------------------------------

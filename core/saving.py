@@ -15,7 +15,7 @@ from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import KeyLayoutError
-from slotmirror.core.events import Int64Array
+from slotmirror.core.events import Int64Array, StepEvents
 from slotmirror.core.layout import check_counts, ordered_slots, row_order
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.open_keys import OpenKeys
@@ -74,6 +74,17 @@ class StepSaver:
             self._plane.transfer.give_up(staged.page, "a save that was given up")
             self._plane.budget.release(reserved)
             raise
+
+    def batch_closed_by(self, events: StepEvents, hit_slots: Int64Array) -> list[Operation]:
+        """Close the open batch if a step's events want it; the slots that it claims are dead in
+        what stays open. Caller holds manager lock.
+        """
+        deferred = self._tables.deferred
+        reason = deferred.reason_to_close(events, hit_slots)
+        if reason is not None:
+            return self.closed_batch(reason)
+        deferred.kill(events.slots)
+        return []
 
     def closed_batch(self, reason: str) -> list[Operation]:
         """Close the open batch for this reason, if there is one. Caller holds manager lock."""
