@@ -60,6 +60,19 @@ def test_P1_reading_hits_wakes_the_mover_at_once(driver: Driver) -> None:
     assert wake_ups(driver) == 1
 
 
+def test_P1_a_save_that_appends_reads_too_wakes_the_mover_at_once() -> None:
+    """Without prefetch a step's reads come with its save: one of the two is urgent, and counts."""
+    driver = Driver(staging_depth=6, prefetch=False)
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    driver.save(rows(0, 4))
+    driver.settle()
+    driver.start({"b": (4, 1)}, new={"b": (4, (0, 1))})
+    assert wake_ups(driver) == 0
+    driver.save(rows(4, 1))
+    assert driver.cache.stats()["log_length"] == 2
+    assert wake_ups(driver) == 1
+
+
 def test_W6_whoever_waits_wakes_the_mover(driver: Driver) -> None:
     """`quiesce` ends although no append woke anybody."""
     decode(driver, 0)
