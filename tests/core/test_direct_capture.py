@@ -82,6 +82,21 @@ def test_direct_capture_changes_no_byte(rows_min: int | None) -> None:
     driver.cache.shutdown()
 
 
+@pytest.mark.parametrize(("counts", "kept"), [((4, 1), [4, 1, 2, 3]), ((1, 4), [1, 2, 3, 4])])
+def test_H4_direct_capture_keeps_the_later_row_of_a_slot_written_twice(
+    counts: tuple[int, int], kept: list[int]
+) -> None:
+    """A run's copy and the other rows' scatter have no order between them, but rows have."""
+    driver = capturing(4)
+    scheduled = {name: (0, count) for name, count in zip("ab", counts, strict=True)}
+    driver.start(scheduled, new=dict.fromkeys("ab", (0, (0,))))
+    driver.cache.materialize(driver.save(rows(0, 5)))
+    driver.settle()
+    out = driver.run({"c": (4, 1)}, rows(9, 1), new={"c": (4, (0, 1))})
+    assert out.hidden_states is not None
+    assert firsts(out.hidden_states["c"]) == [*kept, 9]
+
+
 def test_a_failed_direct_capture_is_sticky_and_frees_nothing_early() -> None:
     """The launch fails half-way: the page returns after the copies have run, the cause is kept."""
     driver = capturing(1)
