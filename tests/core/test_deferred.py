@@ -134,6 +134,24 @@ def test_W4_bytes_are_reserved_before_the_clone_and_released_once() -> None:
     assert driver.cache.stats()["pages_held"] == 0
 
 
+def test_W4_a_save_that_fails_after_its_clone_gives_its_bytes_back() -> None:
+    """The step stays open; the save that is repeated reserves once."""
+    driver = deferring()
+    write_of = driver.cache._plane.write_of
+
+    def fail_once(*_: object) -> list[object]:
+        driver.cache._plane.write_of = write_of  # type: ignore[method-assign]
+        raise MemoryError("late")
+
+    driver.cache._plane.write_of = fail_once  # type: ignore[method-assign, assignment]
+    driver.start({"a": (0, 2)}, new={"a": (0, (0,))})
+    with pytest.raises(MemoryError, match="late"):
+        driver.save(None, {"codes": rows(0, 2)}, num_tokens_unpadded=2)
+    assert driver.cache.memory_stats()["deferred_device_bytes"] == 0
+    driver.save(None, {"codes": rows(0, 2)}, num_tokens_unpadded=2)
+    assert driver.cache.memory_stats()["deferred_device_bytes"] == 2 * ROW_BYTES
+
+
 def test_W4_a_save_waits_at_the_whole_budget_and_is_bounded() -> None:
     """The mover is stuck on a batch: the save closes what is open, waits, then gives up."""
     driver = deferring(device_staging_bytes_max=4 * ROW_BYTES, staging_claim_timeout_s=6)
