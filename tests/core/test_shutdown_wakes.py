@@ -1,66 +1,114 @@
-"""A shutdown that waits for somebody goes on as soon as that one is done."""
+"""A shutdown that waits for a consumer goes on as soon as that one is done."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
+from slotmirror.core.errors import MissingRowsError
 from slotmirror.core.events import AdmittedRequest
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.policy import ModelCachePolicy
-from slotmirror.core.staging import StagingPage
 from support.caches import rows
 
 _BOUND_S = 60.0
+_SOON_S = 10.0
 
 
-def saved_step() -> tuple[PrefixCacheManager, int]:
-    """A cache on real threads with one saved step, whose rows are in the pool already."""
-    config = PrefixCacheConfig(num_blocks=8, block_size=4, device_wait_timeout_s=_BOUND_S)
-    cache = PrefixCacheManager(config, CpuRefBackend())
-    cache.register_policy(ModelCachePolicy())
-    cache.new_step_starts(
-        BlockTables(num_blocks=8, block_size=4).step(
-            new=[AdmittedRequest("a", 0, (0,))],
-            num_scheduled_tokens={"a": 2},
-            num_computed_tokens={"a": 0},
+class WatchedShutdown:
+    """A cache on real threads with one saved step, and a shutdown that tells when it looks.
+
+    It looks, whenever it is woken and the log is drained, whether a consumer is busy.
+    """
+
+    def __init__(self, computed: int, committer: str = "threaded") -> None:
+        """The step's request claims a hit of `computed` tokens, of which no row is there."""
+        config = PrefixCacheConfig(
+            num_blocks=8, block_size=4, device_wait_timeout_s=_BOUND_S, committer=committer
         )
-    )
-    step_id = cache.save_outputs(rows(0, 2), {}, num_tokens_unpadded=2)
-    cache.quiesce(_BOUND_S)
-    return cache, step_id
+        self.cache = PrefixCacheManager(config, CpuRefBackend())
+        self.cache.register_policy(ModelCachePolicy())
+        self.cache.new_step_starts(
+            BlockTables(num_blocks=8, block_size=4).step(
+                new=[AdmittedRequest("a", computed, (0, 1))],
+                num_scheduled_tokens={"a": 2},
+                num_computed_tokens={"a": computed},
+            )
+        )
+        self.step_id = self.cache.save_outputs(rows(0, 2), {}, num_tokens_unpadded=2)
+        self.cache.quiesce(_SOON_S)
+        self._looks = threading.Semaphore(0)
+        self._close = self.cache._plane.close
+        self.cache._plane.close = self._watched  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self.cache.shutdown, daemon=True)
+
+    def _watched(self, keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
+        def look() -> int:
+            busy = busy_consumers()
+            self._looks.release()
+            return busy
+
+        self._close(keys, look)
+
+    def begin(self) -> None:
+        """Start to shut down; returns when it has looked for the first time."""
+        self._thread.start()
+        self.has_looked()
+
+    def has_looked(self) -> None:
+        """Wait until it has looked once more."""
+        assert self._looks.acquire(timeout=_SOON_S)
+
+    def ends_soon(self) -> bool:
+        """Whether it ends long before its bound."""
+        self._thread.join(_SOON_S)
+        return not self._thread.is_alive()
 
 
 def test_S3_a_shutdown_ends_with_the_last_consumer_and_not_with_its_bound() -> None:
-    """It looks once more when the page has come back, the step still counts as busy, and the
-    consumer then finishes without touching the log: the shutdown must hear of that."""
-    cache, step_id = saved_step()
-    close, let_go = cache._plane.close, cache._plane.ring.let_go
-    looks = threading.Semaphore(0)
+    """It looks when the page has come back, and the step still counts as busy: the consumer then
+    finishes without touching the log, of which the shutdown must hear."""
+    shutdown = WatchedShutdown(computed=0)
+    cache, let_go = shutdown.cache, shutdown.cache._plane.ring.let_go
 
-    def close_and_tell(keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
-        def look() -> int:
-            busy = busy_consumers()
-            looks.release()
-            return busy
+    def let_go_during_the_shutdown(*arguments: Any) -> None:
+        shutdown.begin()
+        let_go(*arguments)
+        shutdown.has_looked()
 
-        close(keys, look)
+    cache._plane.ring.let_go = let_go_during_the_shutdown  # type: ignore[method-assign]
+    cache.materialize(shutdown.step_id)
+    assert shutdown.ends_soon()
+    assert sum(cache.memory_stats().values()) == 0
 
-    shutting_down = threading.Thread(target=cache.shutdown)
 
-    def let_go_before_a_shutdown_looks(page: StagingPage) -> None:
-        shutting_down.start()
-        assert looks.acquire(timeout=_BOUND_S)
-        let_go(page)
-        assert looks.acquire(timeout=_BOUND_S)
+@pytest.mark.parametrize("committer", ["threaded", "inline"])
+def test_S3_a_shutdown_ends_with_the_last_consumer_that_fails(committer: str) -> None:
+    """The mover may have released the given-up page before the step stops counting as busy; where
+    the consumer is the mover, it releases the page itself, afterwards."""
+    shutdown = WatchedShutdown(computed=4, committer=committer)
+    cache = shutdown.cache
+    await_rows, drop = cache._plane.await_rows, cache._tables.steps.drop
 
-    cache._plane.close = close_and_tell  # type: ignore[method-assign]
-    cache._plane.ring.let_go = let_go_before_a_shutdown_looks  # type: ignore[method-assign]
-    cache.materialize(step_id)
-    shutting_down.join(_BOUND_S / 4)
-    assert not shutting_down.is_alive()
+    def await_rows_during_the_shutdown(*arguments: Any) -> None:
+        shutdown.begin()
+        await_rows(*arguments)
+
+    def drop_late(*arguments: Any) -> None:
+        if committer == "threaded":
+            shutdown.has_looked()
+        drop(*arguments)
+
+    cache._plane.await_rows = await_rows_during_the_shutdown  # type: ignore[method-assign]
+    cache._tables.steps.drop = drop_late  # type: ignore[method-assign]
+    with pytest.raises(MissingRowsError):
+        cache.materialize(shutdown.step_id)
+    assert shutdown.ends_soon()
     assert sum(cache.memory_stats().values()) == 0
