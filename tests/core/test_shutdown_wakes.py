@@ -1,4 +1,4 @@
-"""A shutdown that waits for a consumer goes on as soon as that one is done."""
+"""A shutdown that waits for a consumer or a save goes on as soon as that one is done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOON_S = 10.0
 class WatchedShutdown:
     """A cache on real threads with one saved step, and a shutdown that tells when it looks.
 
-    It looks, whenever it is woken and the log is drained, whether a consumer is busy.
+    It looks, whenever it is woken and the log is drained, whether a consumer or a save is busy.
     """
 
     def __init__(self, computed: int, committer: str = "threaded") -> None:
@@ -35,19 +35,28 @@ class WatchedShutdown:
         )
         self.cache = PrefixCacheManager(config, CpuRefBackend())
         self.cache.register_policy(ModelCachePolicy())
-        self.cache.new_step_starts(
-            BlockTables(num_blocks=8, block_size=4).step(
-                new=[AdmittedRequest("a", computed, (0, 1))],
-                num_scheduled_tokens={"a": 2},
-                num_computed_tokens={"a": computed},
-            )
-        )
-        self.step_id = self.cache.save_outputs(rows(0, 2), {}, num_tokens_unpadded=2)
+        self._tables = BlockTables(num_blocks=8, block_size=4)
+        self.start("a", computed, (0, 1))
+        self.step_id = self.save()
         self.cache.quiesce(_SOON_S)
         self._looks = threading.Semaphore(0)
         self._close = self.cache._plane.close
         self.cache._plane.close = self._watched  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self.cache.shutdown, daemon=True)
+
+    def start(self, name: str, computed: int, blocks: tuple[int, ...]) -> None:
+        """Start a step of one new request with two tokens."""
+        self.cache.new_step_starts(
+            self._tables.step(
+                new=[AdmittedRequest(name, computed, blocks)],
+                num_scheduled_tokens={name: 2},
+                num_computed_tokens={name: computed},
+            )
+        )
+
+    def save(self) -> int:
+        """Save the open step."""
+        return self.cache.save_outputs(rows(0, 2), {}, num_tokens_unpadded=2)
 
     def _watched(self, keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
         def look() -> int:
@@ -111,4 +120,22 @@ def test_S3_a_shutdown_ends_with_the_last_consumer_that_fails(committer: str) ->
     with pytest.raises(MissingRowsError):
         cache.materialize(shutdown.step_id)
     assert shutdown.ends_soon()
+    assert sum(cache.memory_stats().values()) == 0
+
+
+def test_S3_a_shutdown_ends_with_the_save_that_it_waits_for() -> None:
+    """A save that fails before it has appended anything tells the log all the same."""
+    shutdown = WatchedShutdown(computed=0)
+    cache = shutdown.cache
+    shutdown.start("b", 0, (2,))
+
+    def stage_during_the_shutdown(*_: Any) -> None:
+        shutdown.begin()
+        raise MemoryError("no page memory")
+
+    cache._plane.transfer.stage = stage_during_the_shutdown  # type: ignore[method-assign, assignment]
+    with pytest.raises(MemoryError):
+        shutdown.save()
+    assert shutdown.ends_soon()
+    assert cache.stats()["steps_abandoned"] == 1
     assert sum(cache.memory_stats().values()) == 0

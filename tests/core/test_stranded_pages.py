@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from slotmirror.core.backend import Fence, Stream
 from slotmirror.core.errors import CacheFailedError
+from slotmirror.core.staging import StagingPage
 from support.caches import Driver, rows
 from support.gated_backend import GatedBackend, GatedFence
 
@@ -89,6 +93,41 @@ def test_W5_a_page_without_a_fence_is_stranded_and_counted() -> None:
     driver.cache.shutdown()
     assert driver.cache.memory_stats()["stranded_bytes"] == num_bytes
     assert sum(driver.cache.memory_stats().values()) == num_bytes
+
+
+def page_references(driver: Driver) -> list[weakref.ref[StagingPage]]:
+    """References to all pages; the first one claimed is the first."""
+    return [weakref.ref(page) for page in driver.cache._plane.ring.pages]
+
+
+def test_W5_a_stranded_page_outlives_its_cache() -> None:
+    """The copy may come as late as it likes: it finds the memory as it was."""
+    driver, _ = failed_save(refusals=2)
+    driver.settle()
+    stranded, *others = page_references(driver)
+    driver.cache.shutdown()
+    del driver, _
+    gc.collect()
+    assert stranded() is not None
+    assert all(page() is None for page in others)
+
+
+def test_S3_a_page_that_a_shutdown_left_to_its_copy_outlives_its_cache(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The device never finished, nobody has let go of the page, and the cache is gone."""
+    # A captured report keeps its error, and with it everything.
+    caplog.set_level(logging.CRITICAL, logger="slotmirror.core")
+    driver = Driver(backend=GatedBackend(), device_wait_timeout_s=5)
+    driver.start({"a": (0, 2)}, new={"a": (0, (0,))})
+    driver.save(rows(0, 2))
+    driver.runtime.actors.clear()  # nobody carries out the write
+    held, *others = page_references(driver)
+    driver.cache.shutdown()
+    del driver
+    gc.collect()
+    assert held() is not None
+    assert all(page() is None for page in others)
 
 
 def test_W5_a_device_that_is_lost_for_certain_strands_nothing() -> None:

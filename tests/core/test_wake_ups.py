@@ -36,6 +36,14 @@ def test_P1_a_save_wakes_nobody_and_its_consumer_wakes_the_mover(driver: Driver)
     assert wake_ups(driver) == 1
 
 
+def test_P1_a_consumer_wakes_nobody_when_nothing_is_queued(driver: Driver) -> None:
+    """The write has been carried out: a wake-up would only cost the consumer its time."""
+    step_id = decode(driver, 0)
+    driver.settle()
+    driver.cache.materialize(step_id)
+    assert wake_ups(driver) == 0
+
+
 def test_P1_a_discard_wakes_the_mover(driver: Driver) -> None:
     """Its release is behind the write, and nobody else will come for either."""
     driver.cache.discard_step(decode(driver, 0))
