@@ -20,6 +20,7 @@ class StepConsumers:
         plane: DataPlane,
         stats: CacheStats,
     ) -> None:
+        self._tables = tables
         self._lock = tables.lock
         self._steps = tables.steps
         self._registry = tables.registry
@@ -58,6 +59,9 @@ class StepConsumers:
             self._registry.note_delivered(owners, ends)
             self._steps.finish(step, owners, ends)
             self._stats.steps_materialized += 1
+        if self._tables.closed:
+            # A shutdown that looked before the step was finished waits for it.
+            self._plane.log.wake()
         # The step's write was not urgent for the engine's thread; this one has time.
         self._plane.log.wake_mover()
         return outputs

@@ -30,7 +30,13 @@ class SlotRuns:
 
     @classmethod
     def of(cls, slots: Int64Array, rows_min: int) -> SlotRuns:
-        """Runs of at least `rows_min` neighbouring slots."""
+        """Runs of at least `rows_min` neighbouring slots; none where a slot occurs twice.
+
+        Direct copies and the scatter of the rest run side by side, and of two rows for one slot
+        the later must stay (H4).
+        """
+        if len(np.unique(slots)) < len(slots):
+            return cls([], np.arange(len(slots), dtype=np.int64))
         heads = np.concatenate(([0], np.flatnonzero(np.diff(slots) != 1) + 1))
         lengths = np.diff(np.concatenate((heads, [len(slots)])))
         long = lengths >= rows_min
