@@ -133,27 +133,53 @@ def _seconds(machine: Machine, source: torch.Tensor, destination: torch.Tensor) 
     return statistics.median(times)
 
 
+class Timeline:
+    """When streams reach marks, in the device's own clock; says why where it has no such events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, Any]] = []
+        self._reason = ""
+
+    def mark(self, name: str, stream: Any) -> None:
+        """Put a mark behind what is now in `stream`."""
+        try:
+            event = getattr(torch, self._device.type).Event(enable_timing=True)
+            event.record(stream)
+            self._marks.append((name, event))
+        except Exception as error:
+            self._reason = f"no timing events: {error}"
+
+    def ms(self) -> dict[str, Any]:
+        """Milliseconds of each mark after the first; all have been reached."""
+        times = {name: self._marks[0][1].elapsed_time(event) for name, event in self._marks}
+        return {"unavailable": self._reason} if self._reason else times
+
+
 def overlap(machine: Machine) -> dict[str, Any]:
     """A copy beside a long computation: it must neither hold the engine nor add to its time."""
     size = (1 if machine.quick else 1024) * MIB
     source = machine.tensor(size)
     buffer = machine.backend.alloc_host((size,), torch.uint8, pinned=True)
     copy_s = _seconds(machine, source, buffer.tensor)
-    engine = machine.backend.new_fence()
-    started = time.perf_counter()
+    engine, started = machine.backend.new_fence(), time.perf_counter()
     with machine.bench.busy():
         engine.record(machine.backend.current_stream())
     engine.wait(WAIT_S)
     compute_s = time.perf_counter() - started
     # The copy's `after` is an idle stream: nothing but the hardware can serialise the two.
     idle = machine.backend.new_stream()
+    timeline, current = Timeline(machine.backend.device), machine.backend.current_stream()
     started = time.perf_counter()
+    timeline.mark("compute starts", current)
     with machine.bench.busy():
-        engine.record(machine.backend.current_stream())
-        launch_started = time.perf_counter()
-        pairs = [(source, buffer.tensor)]
+        timeline.mark("compute ends", current)
+        engine.record(current)
+        timeline.mark("copy starts", machine.stream)
+        pairs, launch_started = [(source, buffer.tensor)], time.perf_counter()
         machine.backend.copy_to_host(pairs, machine.stream, idle, machine.fence)
         launch_us = (time.perf_counter() - launch_started) * 1e6
+        timeline.mark("copy ends", machine.stream)
     engine.wait(WAIT_S)
     machine.finish()
     both_s = time.perf_counter() - started
@@ -166,6 +192,7 @@ def overlap(machine: Machine) -> dict[str, Any]:
         "both_ms": both_s * 1e3,
         "hidden_share_of_the_copy": hidden,
         "launch_us": launch_us,
+        "timeline_ms": timeline.ms(),
     }
 
 

@@ -45,6 +45,7 @@ def test_every_section_runs_on_the_reference(script: types.ModuleType, tmp_path:
     assert report["capture_elsewhere"]["refused"] == "no graphs on cpu"
     assert report["bandwidth"]["pageable_gb_s"].keys() == {"8192", "131072", "1048576"}
     assert report["torch"] == str(torch.__version__)
+    assert report["overlap"]["timeline_ms"]["unavailable"].startswith("no timing events: ")
 
 
 @pytest.mark.parametrize("backend", [StandInCuda, StandInNpu])
@@ -64,6 +65,30 @@ def test_the_measuring_sections_run_on_an_asynchronous_device(
     assert report["page_locked_bytes"]["reserved_bytes"] == 4 << 20
     assert report["decode_step"]["save_outputs_us"] > 0
     assert "crossover_rows" in report["direct_capture"]
+
+
+def test_the_timeline_counts_from_its_first_mark(
+    script: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events of the device's own module, recorded on the stream that is asked about."""
+    now = [7.0]
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            self.stream, self.ms = stream, now[0]
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.ms - self.ms
+
+    monkeypatch.setattr(torch, "xpu", types.SimpleNamespace(Event=Event))
+    timeline = script.Timeline(torch.device("xpu"))
+    for name, at_ms in (("compute starts", 7.0), ("copy starts", 7.5), ("copy ends", 19.0)):
+        now[0] = at_ms
+        timeline.mark(name, "a stream")
+    assert timeline.ms() == {"compute starts": 0.0, "copy starts": 0.5, "copy ends": 12.0}
 
 
 def test_the_link_is_read_from_the_bus(
