@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from support.markdown_pages import broken_links, commands_of, script_of
@@ -39,3 +41,20 @@ def test_readme_opens_with_run_and_test():
     """The first two commands a reader meets are ``make run`` and ``make test``."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert commands_of(readme)[:2] == ["make run", "make test"]
+
+
+def unlisted_rooms(page):
+    """Files of core/ that the map does not name, and names on it that are no file there."""
+    named = set(re.findall(r"`([a-z_]+\.py)`", page[page.index("## The rooms") :]))
+    rooms = {path.name for path in (ROOT / "core").glob("*.py")} - {"__init__.py"}
+    return sorted(named ^ rooms)
+
+
+def test_the_map_of_core_names_every_room():
+    """Each file of core/ stands on the map, and nothing that is gone does."""
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    assert unlisted_rooms(page) == []
+    assert unlisted_rooms(page.replace("`oplog.py`", "`opjournal.py`")) == [
+        "opjournal.py",
+        "oplog.py",
+    ]
