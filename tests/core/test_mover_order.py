@@ -12,6 +12,7 @@ from slotmirror.core.errors import WaitTimeoutError
 from slotmirror.core.oplog import Mover, Operation
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, rows
+from support.driven_runtime import UnstartedThread
 from support.faults import begun
 from support.gated_backend import GatedBackend
 
@@ -136,6 +137,28 @@ def test_S3_the_mover_gives_up_on_the_device_once_a_shutdown_has(
     assert 5 <= sum(waited) < 7
     assert driver.cache.stats()["pages_stranded"] == 1
     assert driver.cache.stats()["log_length"] == 0
+
+
+class _BusyThread(UnstartedThread):
+    """The mover's thread, in a row movement that does not end."""
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_S3_a_pool_that_the_mover_may_still_write_is_not_freed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The thread has not ended in time: the shutdown returns, and leaves pool and pages alone."""
+    caplog.set_level(logging.CRITICAL, logger="slotmirror.core")
+    driver = Driver()
+    driver.runtime.start_thread = lambda name, target: _BusyThread()  # type: ignore[method-assign]
+    begun(driver)
+    driver.runtime.actors.clear()
+    before = driver.cache.memory_stats()
+    driver.cache.shutdown()
+    assert driver.cache.memory_stats()["pool_bytes"] == before["pool_bytes"] > 0
+    assert driver.cache.memory_stats()["staging_bytes"] > 0
 
 
 def test_T2_a_step_whose_rows_lie_on_the_host_waits_for_no_device() -> None:
