@@ -103,6 +103,49 @@ def test_W6_progress_of_the_log_extends_a_wait() -> None:
     driver.cache.discard_step(step_id)
 
 
+def test_W6_a_wait_has_its_whole_bound_though_the_log_was_idle_for_long() -> None:
+    """Nothing has moved for an hour, for nothing was to be moved: the page is waited for."""
+    driver = Driver(staging_depth=1, staging_claim_timeout_s=10)
+    step_id = begun(driver)
+    driver.settle()
+    driver.runtime.now_s = 3600
+    driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
+    builder = iter([lambda: driver.cache.materialize(step_id)])
+
+    def late_builder() -> bool:
+        consume = next(builder, None)
+        if consume is not None:
+            driver.runtime.now_s += 9
+            consume()
+        return consume is not None
+
+    driver.runtime.actors.append(late_builder)
+    driver.save(rows(0, 1))
+    assert driver.cache.stats()["page_wait_s"] == 9
+
+
+def test_W5_who_waits_hears_of_a_failure_at_once_though_the_mover_is_stuck() -> None:
+    """A launch fails on the engine's thread; the mover waits for the device and tells nobody."""
+    backend = GatedBackend()
+    driver = Driver(backend=backend)
+    begun(driver)
+    driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
+    broken(driver, "copy_to_host", OSError("no launch"))
+    saves = iter([lambda: driver.save(rows(0, 1))])
+
+    def failing_save() -> bool:
+        save = next(saves, None)
+        if save is not None:
+            with pytest.raises(CacheFailedError, match="no launch"):
+                save()
+        return save is not None
+
+    driver.runtime.actors[:] = [failing_save]
+    with pytest.raises(CacheFailedError, match="no launch"):
+        driver.cache.quiesce(50)
+    assert driver.runtime.now_s == 0
+
+
 class _Nothing(Operation):
     """An operation that does nothing."""
 
