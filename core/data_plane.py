@@ -29,6 +29,7 @@ from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingRing
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import Step
+from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.write_task import TaskProgress, TaskState
 
 
@@ -163,7 +164,10 @@ class DataPlane:
             logger.error("shut down with work in flight: %s", error)
         self.log.stop()
         if self.committer.join(self._config.staging_claim_timeout_s):
-            keys.close()
+            if self.copier.abandoned:
+                keep_for_ever(keys)
+            else:
+                keys.close()
             self.bounces.close()
         self.ring.close()
         if self.device_outputs.close(self._config.device_wait_timeout_s):

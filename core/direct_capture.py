@@ -19,6 +19,7 @@ from slotmirror.core.errors import CopyAbandonedError
 from slotmirror.core.events import Int64Array
 from slotmirror.core.oplog import Mover
 from slotmirror.core.own_stream import OwnStream
+from slotmirror.core.stranded import keep_for_ever
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,8 @@ class DirectCopier:
     def __init__(self, backend: DeviceBackend) -> None:
         self.stream = OwnStream(backend)
         self.fence = backend.new_fence()
+        self.abandoned = False
+        """A copy into the pool was given up on, and may still run: the pool must stay."""
 
 
 class DirectCapture:
@@ -88,6 +91,11 @@ class DirectCapture:
     def may_run(self) -> bool:
         """Whether copies were launched and not seen to end."""
         return self._launched
+
+    def abandon(self) -> None:
+        """Nobody will see the copies end: what they read and write is kept for ever."""
+        self._copier.abandoned = True
+        keep_for_ever(self)
 
     def launch(self, mover: Mover) -> None:
         """Start the copies; `arrive` follows on every path."""

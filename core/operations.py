@@ -20,7 +20,6 @@ from slotmirror.core.events import Int64Array
 from slotmirror.core.oplog import Mover, Operation, logger
 from slotmirror.core.staging import StagingPage
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.write_task import TaskProgress, TaskState
 
 LetGo = Callable[[StagingPage], None]
@@ -100,7 +99,7 @@ class WriteTask(Operation):
 
     def let_go(self) -> None:
         if self._direct is not None and self._direct.may_run:
-            keep_for_ever(self)
+            self._direct.abandon()
         self._let_go(self._page)
 
     def state(self) -> str:

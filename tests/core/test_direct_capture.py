@@ -161,3 +161,25 @@ def test_a_backend_without_device_copies_refuses_and_consumes_nothing() -> None:
     with pytest.raises(NotSupported, match="does not declare device_copies"):
         driver.cache.materialize(step_id, device=True)
     assert driver.cache.materialize(step_id).spans["a"] == (0, 2)
+
+
+def test_S3_a_pool_that_an_abandoned_copy_may_still_write_is_not_closed() -> None:
+    """The shutdown gives up on a stalled device: page and pool stay with the process."""
+    backend = PromptBackend()
+    driver = Driver(
+        backend=backend, pin_pool=True, direct_capture_rows_min=2, device_wait_timeout_s=1
+    )
+
+    def pass_time(timeout_s: float) -> None:
+        driver.runtime.now_s += timeout_s
+
+    backend.on_wait = pass_time
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    driver.save(rows(0, 4))
+    key = driver.cache._keys.get("__hidden_states__")
+    assert key is not None
+    driver.cache.shutdown()
+    assert backend.finished == 0
+    assert driver.cache.stats()["pages_stranded"] == 1
+    backend.finish()
+    assert firsts(key.pool.tensor[:4]) == [0, 1, 2, 3]
