@@ -179,6 +179,7 @@ def test_S3_a_pool_that_an_abandoned_copy_may_still_write_is_not_closed() -> Non
     key = driver.cache._keys.get("__hidden_states__")
     assert key is not None
     driver.cache.shutdown()
+    driver.settle()
     assert backend.finished == 0
     assert driver.cache.stats()["pages_stranded"] == 1
     backend.finish()
