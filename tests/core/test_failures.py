@@ -149,6 +149,9 @@ def test_W5_a_lost_device_fails_the_builder_and_then_the_cache() -> None:
         driver.cache.reset()
     driver.cache.shutdown()
     assert driver.cache.stats()["pages_held"] == 0
+    # A copy that failed has ended: its page is free, not kept for ever.
+    assert driver.cache.stats()["pages_stranded"] == 0
+    assert driver.cache.memory_stats()["staging_bytes"] == 0
 
 
 def test_W5_waiters_wake_after_the_failure_is_recorded() -> None:

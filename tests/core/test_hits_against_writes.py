@@ -29,6 +29,7 @@ def test_H2_the_same_when_the_blocks_still_held_a_former_owners_rows(prefetch: b
     out = driver.cache.materialize(driver.save(rows(0, 5)))
     assert out.hidden_states is not None
     assert firsts(out.hidden_states["b"]) == [0, 1, 2, 3, 4]
+    assert driver.cache.stats()["own_step_hit_tokens"] == 4
 
 
 def test_H2_a_hit_on_a_block_that_a_fills_up_in_this_step() -> None:

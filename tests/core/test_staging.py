@@ -280,6 +280,7 @@ def test_S3_quiesce_drains_the_log_and_is_bounded() -> None:
         (["a"], 3, r"req_ids \['a'\] is not an order of the requests scheduled"),
         (["a", "b", "c"], 3, "is not an order of the requests"),
         (["a", "a"], 3, "is not an order of the requests"),
+        (["b", "a", "b"], 3, "is not an order of the requests"),
         (None, 2, "num_tokens_unpadded=2, but this step's requests were scheduled for 3 tokens"),
     ],
 )

@@ -13,6 +13,7 @@ from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     CacheFailedError,
+    CacheShutDownError,
     WaitTimeoutError,
 )
 from slotmirror.core.events import AdmittedRequest
@@ -122,6 +123,43 @@ def test_W6_a_wait_has_its_whole_bound_though_the_log_was_idle_for_long() -> Non
     driver.runtime.actors.append(late_builder)
     driver.save(rows(0, 1))
     assert driver.cache.stats()["page_wait_s"] == 9
+
+
+def test_W6_a_bound_of_the_callers_own_is_not_extended_by_progress() -> None:
+    """`quiesce(5)` takes five seconds at most, however busy the log is."""
+    driver = Driver()
+    begun(driver)
+
+    def endless_work() -> bool:
+        driver.runtime.now_s += 2
+        assert driver.runtime.now_s < 50, "it waits for ever"
+        driver.cache._log.append([_Nothing()])
+        return driver.cache._plane.committer.step()
+
+    driver.runtime.actors[:] = [endless_work]
+    with pytest.raises(WaitTimeoutError, match="the log to drain after 5 s"):
+        driver.cache.quiesce(5)
+    assert driver.runtime.now_s == 6
+
+
+def test_S3_a_save_that_waits_for_a_page_hears_of_a_shutdown_at_once() -> None:
+    """Its page is a consumer's, which gives nothing back meanwhile."""
+    driver = Driver(staging_depth=1)
+    begun(driver)
+    driver.settle()
+    driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
+    shutdowns = iter([driver.cache._plane.begin_close])
+
+    def begin_shutdown() -> bool:
+        begin = next(shutdowns, None)
+        if begin is not None:
+            begin()
+        return begin is not None
+
+    driver.runtime.actors[:] = [begin_shutdown]
+    with pytest.raises(CacheShutDownError):
+        driver.save(rows(0, 1))
+    assert driver.runtime.now_s == 0
 
 
 def test_W5_who_waits_hears_of_a_failure_at_once_though_the_mover_is_stuck() -> None:
