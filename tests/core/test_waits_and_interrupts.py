@@ -225,6 +225,17 @@ def test_W5_an_inline_mover_that_cannot_bind_fails_the_cache_not_the_call() -> N
         driver.cache.materialize(step_id)
 
 
+def test_W5_an_interrupt_while_an_inline_mover_binds_goes_on() -> None:
+    """It is the engine's own Ctrl-C, so the call ends with it; the cache has failed."""
+    driver = Driver(committer="inline")
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    broken(driver, "bind_thread", KeyboardInterrupt())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        driver.save(rows(0, 4))
+    with pytest.raises(CacheFailedError, match="binding the mover's thread"):
+        driver.cache.reset()
+
+
 @pytest.mark.parametrize("member", ["bind_thread", "scatter_slots"])
 def test_W5_a_mover_that_is_killed_goes_on_letting_go(member: str) -> None:
     """Even KeyboardInterrupt on its own thread: the cause is recorded, later pages come back."""
