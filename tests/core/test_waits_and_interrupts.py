@@ -225,6 +225,24 @@ def test_W5_an_inline_mover_that_cannot_bind_fails_the_cache_not_the_call() -> N
         driver.cache.materialize(step_id)
 
 
+def test_S2_an_interrupted_consumer_leaves_the_step_to_another_call() -> None:
+    """Ctrl-C while it waits for the device: nothing was delivered, nothing is used up."""
+    backend = GatedBackend()
+    driver = Driver(backend=backend)
+    step_id = begun(driver)
+
+    def interrupt(_timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    backend.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        driver.cache.materialize(step_id)
+    backend.finish()
+    out = driver.cache.materialize(step_id)
+    assert out.hidden_states is not None
+    assert firsts(out.hidden_states["a"]) == [0, 1, 2, 3]
+
+
 def test_W5_an_interrupt_while_an_inline_mover_binds_goes_on() -> None:
     """It is the engine's own Ctrl-C, so the call ends with it; the cache has failed."""
     driver = Driver(committer="inline")
