@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +137,22 @@ def test_T7_a_thread_that_cannot_be_started_changes_nothing() -> None:
         driver.start({"a": (4, 1)}, new={"a": (4, (0, 1))})
     out = driver.run({"a": (4, 1)}, rows(4, 1), new={"a": (4, (0, 1))})
     assert out.spans["a"] == (0, 5)
+
+
+def test_S3_a_step_that_starts_while_a_shutdown_begins_is_refused() -> None:
+    """Nothing is opened, and nothing appended to a log that nobody reads any more."""
+    driver = Driver()
+    start = driver.runtime.start_thread
+
+    def shut_down_meanwhile(*arguments: Any) -> Any:
+        driver.cache.shutdown()
+        return start(*arguments)
+
+    driver.runtime.start_thread = shut_down_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(CacheShutDownError):
+        driver.start({"a": (4, 1)}, new={"a": (4, (0, 1))})
+    assert driver.cache.stats()["steps_started"] == 0
+    assert driver.cache.stats()["log_length"] == 0
 
 
 def test_L2_rows_that_were_delivered_already_are_not_missed() -> None:
