@@ -123,6 +123,15 @@ def test_C3_a_step_that_was_never_saved_leaves_its_slots_absent() -> None:
     assert driver.cache.stats()["steps_abandoned"] == 1
 
 
+def test_C3_a_step_that_is_open_at_the_shutdown_is_abandoned() -> None:
+    """Its save can never come; it is counted and nothing of it is held."""
+    driver = Driver()
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    driver.cache.shutdown()
+    assert driver.cache.stats()["steps_abandoned"] == 1
+    assert driver.cache._tables.open_step is None
+
+
 def test_C3_a_save_that_raised_may_be_repeated() -> None:
     """A failed save leaves the step open and everything else as it was."""
     driver = Driver()
