@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.core.errors import CacheFailedError, ConfigError, WaitTimeoutError
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
@@ -224,6 +225,25 @@ def test_H4_a_claimed_slot_whose_step_omits_the_key_keeps_no_open_row() -> None:
         {"c": (4, 1)}, None, {"codes": rows(9, 1)}, new={"c": (4, (0, 1))}, ended=["b", "d"]
     )
     assert firsts(out.mm_outputs["codes"]["c"]) == [0, 0, 0, 0, 9]
+
+
+def test_H4_an_open_row_does_not_come_back_over_one_that_was_written_at_once() -> None:
+    """A's row waits on the device; B's, for the same slot, came on the host and is written."""
+
+    class Moving(CpuRefBackend):
+        on_device = True
+
+        def owns(self, tensor: torch.Tensor) -> bool:
+            return self.on_device
+
+    backend = Moving()
+    driver = deferring(backend=backend)
+    driver.run({"a": (0, 4)}, None, {"codes": rows(0, 4)}, new={"a": (0, (0,))})
+    backend.on_device = False
+    driver.run({"b": (0, 4)}, None, {"codes": rows(90, 4)}, new={"b": (0, (0,))})
+    driver.start({}, ended=["a"])
+    out = driver.run({"c": (4, 1)}, None, {}, new={"c": (4, (0, 1))})
+    assert firsts(out.mm_outputs["codes"]["c"]) == [90, 91, 92, 93]
 
 
 @pytest.mark.parametrize("prefetch", [True, False])

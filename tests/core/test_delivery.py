@@ -36,6 +36,20 @@ def test_D1_a_miss_returns_this_steps_unpadded_rows_in_batch_order() -> None:
     assert dict(out.spans) == {"a": (0, 3), "b": (0, 2)}
 
 
+def test_D1_a_request_that_is_named_twice_is_delivered_once() -> None:
+    """In the order of the first mention."""
+    driver = Driver()
+    driver.start({"a": (0, 1), "b": (0, 2)}, new={"a": (0, (0,)), "b": (0, (1,))})
+    out = driver.cache.materialize(driver.save(rows(0, 3)), ["b", "a", "b"])
+    assert out.hidden_states is not None
+    assert {name: firsts(tensor) for name, tensor in out.hidden_states.items()} == {
+        "b": [1, 2],
+        "a": [0],
+    }
+    assert list(out.spans) == ["b", "a"]
+    assert len(out.spans) == 2
+
+
 def test_D1_rows_follow_the_runners_order() -> None:
     """`req_ids` at the save says in which order the rows lie, whatever the batch order was."""
     driver = Driver()

@@ -144,6 +144,7 @@ def test_S4_events_whose_arrays_do_not_fit_are_refused_one_by_one() -> None:
         ({"num_tokens": two - 1}, r"requests \['b'\] are scheduled with no token"),
         ({"first_positions": two - 2}, r"requests \['b'\] are scheduled.*negative position"),
         ({"slots": good.slots[:2]}, "3 scheduled tokens, but 2 slots"),
+        ({"slots": good.slots + 28}, r"requests \['b'\] write slots \[32\] outside 0..31"),
         ({"slots": good.slots + 40}, r"requests \['a', 'b'\] write slots \[40, 41, 44\] outside"),
     ):
         with pytest.raises(RowLayoutError, match=message):

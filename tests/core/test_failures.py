@@ -118,6 +118,17 @@ def test_W5_a_failed_launch_is_sticky_and_keeps_its_buffers_until_it_has_run() -
     assert all(clone() is None for clone in clones)
 
 
+def test_W5_an_inline_save_whose_launch_fails_has_given_its_page_back() -> None:
+    """Nobody else would carry the release out."""
+    driver = Driver(committer="inline")
+    broken(driver, "copy_to_host", OSError("no launch"))
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    with pytest.raises(CacheFailedError, match="no launch"):
+        driver.save(rows(0, 4))
+    assert driver.cache.stats()["pages_held"] == 0
+    assert driver.cache.stats()["log_length"] == 0
+
+
 def test_W5_a_failed_clone_changes_nothing_and_the_save_may_be_repeated() -> None:
     """Nothing was launched: the page comes back, the step stays open."""
     backend = GatedBackend()
@@ -149,6 +160,9 @@ def test_W5_a_lost_device_fails_the_builder_and_then_the_cache() -> None:
         driver.cache.reset()
     driver.cache.shutdown()
     assert driver.cache.stats()["pages_held"] == 0
+    # A copy that failed has ended: its page is free, not kept for ever.
+    assert driver.cache.stats()["pages_stranded"] == 0
+    assert driver.cache.memory_stats()["staging_bytes"] == 0
 
 
 def test_W5_waiters_wake_after_the_failure_is_recorded() -> None:

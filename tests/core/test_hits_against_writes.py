@@ -29,6 +29,7 @@ def test_H2_the_same_when_the_blocks_still_held_a_former_owners_rows(prefetch: b
     out = driver.cache.materialize(driver.save(rows(0, 5)))
     assert out.hidden_states is not None
     assert firsts(out.hidden_states["b"]) == [0, 1, 2, 3, 4]
+    assert driver.cache.stats()["own_step_hit_tokens"] == 4
 
 
 def test_H2_a_hit_on_a_block_that_a_fills_up_in_this_step() -> None:
@@ -120,6 +121,15 @@ def test_C3_a_step_that_was_never_saved_leaves_its_slots_absent() -> None:
         driver.cache.materialize(step_id)
     driver.cache.discard_step(step_id)
     assert driver.cache.stats()["steps_abandoned"] == 1
+
+
+def test_C3_a_step_that_is_open_at_the_shutdown_is_abandoned() -> None:
+    """Its save can never come; it is counted and nothing of it is held."""
+    driver = Driver()
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    driver.cache.shutdown()
+    assert driver.cache.stats()["steps_abandoned"] == 1
+    assert driver.cache._tables.open_step is None
 
 
 def test_C3_a_save_that_raised_may_be_repeated() -> None:

@@ -265,8 +265,11 @@ def test_L6_a_step_with_no_tokens_but_with_ended_requests_is_seen() -> None:
     driver = Driver()
     driver.run({"a": (0, 4)}, rows(0, 4), new={"a": (0, (0,))})
     driver.start({}, ended=["a"])
+    with pytest.raises(StepStateError, match="without an open step"):
+        driver.save(None, num_tokens_unpadded=0)
     out = driver.run({"a": (4, 1)}, rows(9, 1), new={"a": (4, (0, 1))})
     assert out.spans["a"] == (0, 5)
+    assert driver.cache.stats()["steps_abandoned"] == 0
 
 
 def test_unknown_and_stopped_requests_are_refused() -> None:

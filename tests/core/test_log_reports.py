@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from support.caches import Driver, rows
+from support.faults import begun
+from support.gated_backend import GatedBackend
 
 
 def saved(driver: Driver, number: int) -> int:
@@ -50,3 +52,17 @@ def test_O1_the_logs_tail_is_bounded_and_ends_with_the_newest() -> None:
     assert len(tail) == 64
     assert tail[-1].endswith("of step 200")
     assert numbers == list(range(numbers[0], numbers[0] + 64))
+
+
+def test_O1_only_copies_that_were_waited_for_count_as_fence_waits() -> None:
+    """The mover comes once when the copy has run, and once before it has."""
+    backend = GatedBackend()
+    driver = Driver(backend=backend)
+    begun(driver, "a", 0)
+    backend.finish()
+    driver.settle()
+    assert driver.cache.stats()["fence_waits"] == 0
+    backend.on_wait = lambda _timeout_s: backend.finish()
+    begun(driver, "b", 1)
+    driver.settle()
+    assert driver.cache.stats()["fence_waits"] == 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slotmirror.core.backend import HostBuffer
 from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
 from slotmirror.core.errors import (
@@ -22,6 +24,7 @@ from slotmirror.core.events import AdmittedRequest
 from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
+from support.driven_runtime import LockCheckedBackend
 from support.gated_backend import GatedBackend
 
 NO_HIDDEN = ModelCachePolicy(needs_full_hidden_states=False)
@@ -32,13 +35,14 @@ def test_D8_a_key_that_could_not_be_opened_may_come_back_with_another_layout(fai
     """Pool or page memory fails half-way: nothing of the first layout is left behind."""
     driver = Driver(policy=NO_HIDDEN, staging_depth=3)
     allocate = driver.backend.alloc_host
-    calls: list[int] = []
+    made: list[HostBuffer] = []
 
     def refuse(shape, dtype, *, pinned):  # type: ignore[no-untyped-def]
-        calls.append(1)
-        if len(calls) == failing:
+        if len(made) == failing - 1:
+            driver.backend.alloc_host = allocate  # type: ignore[method-assign]
             raise MemoryError("no host memory")
-        return allocate(shape, dtype, pinned=pinned)
+        made.append(allocate(shape, dtype, pinned=pinned))
+        return made[-1]
 
     driver.backend.alloc_host = refuse  # type: ignore[method-assign]
     driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
@@ -46,6 +50,7 @@ def test_D8_a_key_that_could_not_be_opened_may_come_back_with_another_layout(fai
         driver.save(None, {"codes": rows(0, 4, 1)}, num_tokens_unpadded=4)
     assert driver.cache.memory_stats()["pool_bytes"] == 0
     assert driver.cache.memory_stats()["staging_bytes"] == 0
+    assert [buffer.reserved_bytes for buffer in made] == [0] * (failing - 1)
     driver.cache.materialize(driver.save(None, {"codes": rows(1, 4, 3)}, num_tokens_unpadded=4))
     out = driver.run({"b": (4, 1)}, None, {}, new={"b": (4, (0, 1))})
     assert torch.equal(out.mm_outputs["codes"]["b"], rows(1, 4, 3))
@@ -88,10 +93,12 @@ def test_D6_a_key_that_is_none_this_time_is_simply_omitted() -> None:
 
 
 def test_D7_leftovers_that_are_empty_tensors_only_are_delivered() -> None:
-    """Nothing to copy, yet the structure has tensors."""
+    """Nothing to copy, yet the structure has tensors; the device is not asked to."""
     driver = Driver(policy=NO_HIDDEN)
+    assert isinstance(driver.backend, LockCheckedBackend)
     out = driver.run({"a": (0, 1)}, None, {"x": torch.empty(0)}, new={"a": (0, (0,))})
     assert out.mm_outputs["x"]["a"].shape == (0,)
+    assert "copy_to_host" not in driver.backend.calls
 
 
 def test_D9_tensors_inside_a_dataclass_are_copied_too() -> None:
@@ -130,6 +137,22 @@ def test_T7_a_thread_that_cannot_be_started_changes_nothing() -> None:
         driver.start({"a": (4, 1)}, new={"a": (4, (0, 1))})
     out = driver.run({"a": (4, 1)}, rows(4, 1), new={"a": (4, (0, 1))})
     assert out.spans["a"] == (0, 5)
+
+
+def test_S3_a_step_that_starts_while_a_shutdown_begins_is_refused() -> None:
+    """Nothing is opened, and nothing appended to a log that nobody reads any more."""
+    driver = Driver()
+    start = driver.runtime.start_thread
+
+    def shut_down_meanwhile(*arguments: Any) -> Any:
+        driver.cache.shutdown()
+        return start(*arguments)
+
+    driver.runtime.start_thread = shut_down_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(CacheShutDownError):
+        driver.start({"a": (4, 1)}, new={"a": (4, (0, 1))})
+    assert driver.cache.stats()["steps_started"] == 0
+    assert driver.cache.stats()["log_length"] == 0
 
 
 def test_L2_rows_that_were_delivered_already_are_not_missed() -> None:

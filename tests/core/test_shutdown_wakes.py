@@ -40,6 +40,7 @@ class WatchedShutdown:
         self.step_id = self.save()
         self.cache.quiesce(_SOON_S)
         self._looks = threading.Semaphore(0)
+        self._busy = 0
         self._close = self.cache._plane.close
         self.cache._plane.close = self._watched  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self.cache.shutdown, daemon=True)
@@ -60,16 +61,17 @@ class WatchedShutdown:
 
     def _watched(self, keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
         def look() -> int:
-            busy = busy_consumers()
+            busy = self._busy = busy_consumers()
             self._looks.release()
             return busy
 
         self._close(keys, look)
 
     def begin(self) -> None:
-        """Start to shut down; returns when it has looked for the first time."""
+        """Start to shut down; returns when it has looked for the first time, and has to wait."""
         self._thread.start()
         self.has_looked()
+        assert self._busy == 1
 
     def has_looked(self) -> None:
         """Wait until it has looked once more."""

@@ -68,6 +68,26 @@ def test_S1_a_leftover_only_step_holds_a_page_too() -> None:
     assert driver.cache.stats()["pages_held"] == 0
 
 
+def test_S1_an_arena_that_grows_gives_its_former_memory_back() -> None:
+    """Page-locked memory that nobody closes would stay locked for good."""
+    driver = Driver(policy=ModelCachePolicy(needs_full_hidden_states=False), staging_depth=1)
+    allocate, arenas = driver.backend.alloc_host, []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        arenas.append(allocate(*arguments, **settings))
+        return arenas[-1]
+
+    driver.backend.alloc_host = noted  # type: ignore[method-assign]
+    for position, size in enumerate((10, 1000)):
+        new = {} if position else {"a": (0, (0,))}
+        driver.run({"a": (position, 1)}, None, {"x": torch.arange(size)}, new=new)
+    former, present = arenas
+    assert (former.reserved_bytes, driver.cache.memory_stats()["staging_bytes"]) == (
+        0,
+        present.reserved_bytes,
+    )
+
+
 def test_S1_a_step_larger_than_a_page_names_the_setting() -> None:
     """Refused before anything changes."""
     driver = Driver(staging_capacity_tokens=3)
@@ -280,6 +300,7 @@ def test_S3_quiesce_drains_the_log_and_is_bounded() -> None:
         (["a"], 3, r"req_ids \['a'\] is not an order of the requests scheduled"),
         (["a", "b", "c"], 3, "is not an order of the requests"),
         (["a", "a"], 3, "is not an order of the requests"),
+        (["b", "a", "b"], 3, "is not an order of the requests"),
         (None, 2, "num_tokens_unpadded=2, but this step's requests were scheduled for 3 tokens"),
     ],
 )

@@ -105,7 +105,6 @@ def test_W5_a_stranded_page_outlives_its_cache() -> None:
     driver, _ = failed_save(refusals=2)
     driver.settle()
     stranded, *others = page_references(driver)
-    driver.cache.shutdown()
     del driver, _
     gc.collect()
     assert stranded() is not None

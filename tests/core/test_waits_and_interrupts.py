@@ -13,6 +13,7 @@ from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     CacheFailedError,
+    CacheShutDownError,
     WaitTimeoutError,
 )
 from slotmirror.core.events import AdmittedRequest
@@ -124,6 +125,43 @@ def test_W6_a_wait_has_its_whole_bound_though_the_log_was_idle_for_long() -> Non
     assert driver.cache.stats()["page_wait_s"] == 9
 
 
+def test_W6_a_bound_of_the_callers_own_is_not_extended_by_progress() -> None:
+    """`quiesce(5)` takes five seconds at most, however busy the log is."""
+    driver = Driver()
+    begun(driver)
+
+    def endless_work() -> bool:
+        driver.runtime.now_s += 2
+        assert driver.runtime.now_s < 50, "it waits for ever"
+        driver.cache._log.append([_Nothing()])
+        return driver.cache._plane.committer.step()
+
+    driver.runtime.actors[:] = [endless_work]
+    with pytest.raises(WaitTimeoutError, match="the log to drain after 5 s"):
+        driver.cache.quiesce(5)
+    assert driver.runtime.now_s == 6
+
+
+def test_S3_a_save_that_waits_for_a_page_hears_of_a_shutdown_at_once() -> None:
+    """Its page is a consumer's, which gives nothing back meanwhile."""
+    driver = Driver(staging_depth=1)
+    begun(driver)
+    driver.settle()
+    driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
+    shutdowns = iter([driver.cache._plane.begin_close])
+
+    def begin_shutdown() -> bool:
+        begin = next(shutdowns, None)
+        if begin is not None:
+            begin()
+        return begin is not None
+
+    driver.runtime.actors[:] = [begin_shutdown]
+    with pytest.raises(CacheShutDownError):
+        driver.save(rows(0, 1))
+    assert driver.runtime.now_s == 0
+
+
 def test_W5_who_waits_hears_of_a_failure_at_once_though_the_mover_is_stuck() -> None:
     """A launch fails on the engine's thread; the mover waits for the device and tells nobody."""
     backend = GatedBackend()
@@ -185,6 +223,35 @@ def test_W5_an_inline_mover_that_cannot_bind_fails_the_cache_not_the_call() -> N
     step_id = driver.save(rows(0, 4))
     with pytest.raises(CacheFailedError, match="no such device"):
         driver.cache.materialize(step_id)
+
+
+def test_S2_an_interrupted_consumer_leaves_the_step_to_another_call() -> None:
+    """Ctrl-C while it waits for the device: nothing was delivered, nothing is used up."""
+    backend = GatedBackend()
+    driver = Driver(backend=backend)
+    step_id = begun(driver)
+
+    def interrupt(_timeout_s: float) -> None:
+        raise KeyboardInterrupt
+
+    backend.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        driver.cache.materialize(step_id)
+    backend.finish()
+    out = driver.cache.materialize(step_id)
+    assert out.hidden_states is not None
+    assert firsts(out.hidden_states["a"]) == [0, 1, 2, 3]
+
+
+def test_W5_an_interrupt_while_an_inline_mover_binds_goes_on() -> None:
+    """It is the engine's own Ctrl-C, so the call ends with it; the cache has failed."""
+    driver = Driver(committer="inline")
+    driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
+    broken(driver, "bind_thread", KeyboardInterrupt())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        driver.save(rows(0, 4))
+    with pytest.raises(CacheFailedError, match="binding the mover's thread"):
+        driver.cache.reset()
 
 
 @pytest.mark.parametrize("member", ["bind_thread", "scatter_slots"])
