@@ -76,7 +76,7 @@ class HitPlanner:
         Raises `HostMemoryLimitError` before anything is allocated (M3).
         """
         present = hits.rows.present
-        wanted = [k for k in keys if k.index < present.shape[1] and present[:, k.index].any()]
+        wanted = [key for key in keys if present[:, key.index].any()]
         out_rows = events.total_tokens + len(hits)
         self._meter.check(sum(out_rows * key.spec.row_bytes for key in wanted))
         return {key.spec.name: self._gather(hits, out_rows, key) for key in wanted}
@@ -84,13 +84,12 @@ class HitPlanner:
     def _gather(self, hits: Hits, out_rows: int, key: OpenKey) -> GatherTask:
         present = hits.rows.present[:, key.index]
         # One index for the whole region of the hits: rows that are not the pool's are read from
-        # slot 0, which is as good as any, and then zeroed or overwritten from the page.
+        # some slot, and then zeroed or overwritten from the page.
         slots = np.zeros(hits.region_rows, dtype=np.int64)
         slots[hits.out_rows] = hits.rows.slots
         zero_rows = _NO_ROWS
         if not present.all():
             zero_rows = hits.out_rows[~present]
-            slots[zero_rows] = 0
         lease = self._meter.lease(self._buffers, out_rows * key.spec.row_bytes)
         self._stats.hit_buffer_bytes_high = self._meter.bytes_high
         return GatherTask(
@@ -109,7 +108,7 @@ def missing_rows(hits: Hits, hidden: OpenKey | None) -> MissingRows:
     """Hit rows without hidden states: neither in the pool nor computed by the step (D5)."""
     rows, spans = hits.rows, hits.spans
     has_row = rows.own_row >= 0
-    if hidden is not None and hidden.index < rows.present.shape[1]:
+    if hidden is not None:
         has_row = has_row | rows.present[:, hidden.index]
     absent = np.flatnonzero(~has_row)
     if not len(absent):

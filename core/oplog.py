@@ -148,7 +148,6 @@ class OpLog:
             if not self._queue or self._head is not None:
                 return None
             self._head = self._queue.popleft()
-            self._head_at_fence = False
             return self._head
 
     def head_at_fence(self, waiting: bool) -> None:

@@ -188,13 +188,9 @@ class StagingRing:
             page.holds -= 1
             if page.holds:
                 return
-            landed, sources = page.landed, page.sources
-            if landed:
-                page.sources = ()
+            landed = page.landed
             (self._free if landed else self._stranded).append(page)
             self._log.changed.notify_all()
-        # What the copy has read is freed here, not under the lock.
-        del sources
         if not landed:
             keep_for_ever(page)
             logger.error("page %d is kept: a copy into it may still run", page.index)
