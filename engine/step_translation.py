@@ -5,7 +5,7 @@ What an adapter does for a foreign engine, here for the embedded one.
 
 from collections.abc import Sequence
 
-from slotmirror.core.block_tables import BlockTables
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.engine.scheduling.output import SchedulerOutput
 from slotmirror.kvcache.block_pool import BlockIds

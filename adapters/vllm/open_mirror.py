@@ -13,6 +13,7 @@ from slotmirror.adapters.delivery.file_sink import FileSink
 from slotmirror.adapters.delivery.shared_memory import SharedMemorySink
 from slotmirror.adapters.delivery.sink import Sink, SinkQueue
 from slotmirror.adapters.devices import backend_for
+from slotmirror.adapters.gate import StageFacts, StageKind, stage_prefix_cache_config
 from slotmirror.adapters.vllm.layer_rows import LayerRows
 from slotmirror.adapters.vllm.mirror import StageCache, StageMirror
 from slotmirror.adapters.vllm.scheduler_events import SchedulerTranslator
@@ -20,7 +21,6 @@ from slotmirror.adapters.vllm.settings import AdapterSettings
 from slotmirror.adapters.vllm.stage_facts import refuse_without_cache, stage_facts
 from slotmirror.adapters.vllm.step_rows_source import StepRowsForTwoThreads
 from slotmirror.core.errors import ConfigError
-from slotmirror.core.gate import StageFacts, StageKind, stage_prefix_cache_config
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.policy import ModelCachePolicy
 

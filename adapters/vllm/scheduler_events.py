@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from slotmirror.core.block_tables import BlockTables
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.core.errors import PrefixCacheUnmatchError
 from slotmirror.core.events import AdmittedRequest, StepEvents
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slotmirror.adapters.gate import StageFacts, StageKind
 from slotmirror.core.errors import PrefixCacheUnmatchError
-from slotmirror.core.gate import StageFacts, StageKind
 
 
 def stage_facts(

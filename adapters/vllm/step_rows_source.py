@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from slotmirror.adapters.stand_in import StepRowsOnly
 from slotmirror.core.events import StepEvents
 from slotmirror.core.merge import StageOutputs
 from slotmirror.core.policy import ModelCachePolicy
-from slotmirror.core.stand_in import StepRowsOnly
 
 
 class StepRowsForTwoThreads:

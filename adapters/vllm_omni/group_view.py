@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from slotmirror.adapters.gate import StageFacts, StageKind
+from slotmirror.adapters.gate import stage_prefix_cache_config as core_gate
 from slotmirror.adapters.vllm.stage_facts import attention_of
 from slotmirror.adapters.vllm_omni.interface import (
     OmniPrefixCacheUnmatchError,
     PrefixCacheConfig,
 )
 from slotmirror.core.errors import PrefixCacheUnmatchError
-from slotmirror.core.gate import StageFacts, StageKind
-from slotmirror.core.gate import stage_prefix_cache_config as core_gate
 
 
 class FullAttentionGroupView:

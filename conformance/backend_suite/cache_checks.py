@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.conformance.backend_suite.check import (
     CheckFailed,
     checks_of,
@@ -17,7 +18,6 @@ from slotmirror.conformance.backend_suite.workbench import WAIT_S, Workbench
 from slotmirror.conformance.golden.check import play
 from slotmirror.conformance.golden.player import Mode
 from slotmirror.conformance.golden.recording import Recording, read_recordings
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import CacheFailedError, GatherFailedError
 from slotmirror.core.events import AdmittedRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.conformance.traces.rows import LEFTOVER_KEY, RowTable
 from slotmirror.conformance.traces.trace import Part, Trace, TraceStep
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest
 from slotmirror.core.key_spec import HIDDEN_KEY

@@ -12,9 +12,9 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.conformance.traces.toy_requests import StepPlan, ToyRequest
 from slotmirror.conformance.traces.trace import Part
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.events import AdmittedRequest, StepEvents
 
 _TOKENS = 50

@@ -11,19 +11,19 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from slotmirror.adapters.block_tables import BlockTables
+    from slotmirror.adapters.gate import StageFacts, StageKind, stage_prefix_cache_config
+    from slotmirror.adapters.stand_in import StepRowsOnly
     from slotmirror.core.backend import Capabilities, DeviceBackend, Fence, HostBuffer, Probe
-    from slotmirror.core.block_tables import BlockTables
     from slotmirror.core.config import PrefixCacheConfig
     from slotmirror.core.errors import PrefixCacheError
     from slotmirror.core.events import AdmittedRequest, StepEvents
-    from slotmirror.core.gate import StageFacts, StageKind, stage_prefix_cache_config
     from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
     from slotmirror.core.manager import PrefixCacheManager
     from slotmirror.core.memory_plan import MemoryPlan, plan_memory
     from slotmirror.core.merge import StageOutputs
     from slotmirror.core.policy import ModelCachePolicy
     from slotmirror.core.registry import list_backends, load_backend, report_backends
-    from slotmirror.core.stand_in import StepRowsOnly
 
 __version__ = "0.1.0"
 
@@ -55,16 +55,20 @@ __all__ = [
     "stage_prefix_cache_config",
 ]
 
+_CORE_ROOMS = (
+    *("backend", "config", "errors", "events", "key_spec", "manager", "memory_plan", "merge"),
+    *("policy", "registry"),
+)
 _ROOMS = (
-    *("backend", "block_tables", "config", "errors", "events", "gate", "key_spec", "manager"),
-    *("memory_plan", "merge", "policy", "registry", "stand_in"),
+    *(f"slotmirror.core.{room}" for room in _CORE_ROOMS),
+    *(f"slotmirror.adapters.{room}" for room in ("block_tables", "gate", "stand_in")),
 )
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
         for room in _ROOMS:
-            names = vars(importlib.import_module(f"slotmirror.core.{room}"))
+            names = vars(importlib.import_module(room))
             if name in names:
                 globals()[name] = names[name]
                 return names[name]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.core.backend import Capabilities
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.buffers import OutputBuffers, rows_tensor, rows_view
 from slotmirror.core.errors import (
     CacheFailedError,

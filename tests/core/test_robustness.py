@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.core.backend import HostBuffer
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
 from slotmirror.core.errors import (
     CacheShutDownError,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.core.backend import Capabilities
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     ConfigError,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.backends.cpu_ref import CpuRefBackend
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import MissingRowsError
 from slotmirror.core.events import AdmittedRequest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from slotmirror.core.block_tables import BlockTables
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     CacheShutDownError,

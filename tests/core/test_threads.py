@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.backends.cpu_ref import CpuRefBackend
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.manager import PrefixCacheManager

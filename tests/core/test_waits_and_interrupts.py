@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.backends.cpu_ref import CpuRefBackend
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import (
     CacheFailedError,

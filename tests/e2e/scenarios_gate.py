@@ -17,9 +17,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from slotmirror.adapters.gate import stage_prefix_cache_config
 from slotmirror.adapters.vllm.stage_facts import refuse_without_cache, stage_facts
 from slotmirror.core.errors import PrefixCacheUnmatchError
-from slotmirror.core.gate import stage_prefix_cache_config
 
 _ROWS = {"block_size": 32, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
 

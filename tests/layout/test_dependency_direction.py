@@ -10,14 +10,15 @@ from support.source_tree import ROOT, linked_packages, shipped_modules
 # Per package: what it may import from slotmirror besides itself; None stands for everything.
 # "" is the facade and must not pull in an engine; errors are part of the backend's contract.
 # Nothing but the command line lists conformance, so nothing else may import it.
+ADAPTER_TOOLS = ("adapters.block_tables", "adapters.gate", "adapters.stand_in")
 MAY_IMPORT = {
-    "": {"core"},
+    "": {"core", *ADAPTER_TOOLS},
     "__main__": {"cli"},
     "cli": None,
     "core": (),
     "backends": {"core.backend", "core.errors"},
     "kvcache": (),
-    "engine": {"core", "kvcache"},
+    "engine": {"core", "kvcache", "adapters.block_tables"},
     "adapters": {"core"},
     "conformance": None,
 }
@@ -33,6 +34,7 @@ PLANTED = [
     ("kvcache", "import slotmirror.core.errors"),
     ("engine", "from slotmirror.backends import cpu_ref"),
     ("engine", "from slotmirror import conformance"),
+    ("engine", "from slotmirror.adapters.vllm import mirror"),
     ("adapters", "from slotmirror.engine.scheduler import Scheduler"),
     ("", "from slotmirror.cli import app"),
 ]
@@ -44,6 +46,7 @@ LEGAL = [
         "from slotmirror.core.backend import DeviceBackend\nimport slotmirror.core.errors",
     ),
     ("engine", "from slotmirror.kvcache.block_pool import BlockPool"),
+    ("engine", "from slotmirror.adapters.block_tables import BlockTables"),
     ("cli", "from slotmirror.conformance import suite"),
 ]
 

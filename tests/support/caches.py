@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.core.backend import DeviceBackend
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.manager import PrefixCacheManager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.conformance.quiet import quiet_core
 from slotmirror.conformance.simulated import SimulatedBackend
 from slotmirror.conformance.traces.rows import SPECS
-from slotmirror.core.block_tables import BlockTables
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.key_spec import HIDDEN_KEY

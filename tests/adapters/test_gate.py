@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slotmirror.core.block_tables import BlockTables
+from slotmirror.adapters.block_tables import BlockTables
+from slotmirror.adapters.gate import StageFacts, StageKind, stage_prefix_cache_config
+from slotmirror.adapters.stand_in import StepRowsOnly
 from slotmirror.core.errors import (
     CacheShutDownError,
     ConfigError,
@@ -16,9 +18,7 @@ from slotmirror.core.errors import (
     UnknownStepError,
 )
 from slotmirror.core.events import AdmittedRequest
-from slotmirror.core.gate import StageFacts, StageKind, stage_prefix_cache_config
 from slotmirror.core.policy import ModelCachePolicy
-from slotmirror.core.stand_in import StepRowsOnly
 from support.caches import firsts, rows
 
 PLAIN = StageFacts(enable_prefix_caching=True, num_blocks=100, block_size=16)
