@@ -29,8 +29,8 @@ class Committer:
         runtime: Runtime,
         stats: CacheStats,
     ) -> None:
+        self.backend = backend
         self._log = log
-        self._backend = backend
         self._config = config
         self._runtime = runtime
         self._stats = stats
@@ -38,11 +38,6 @@ class Committer:
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
         self._abandon_at: float | None = None
-
-    @property
-    def backend(self) -> DeviceBackend:
-        """The backend whose gather and scatter move rows."""
-        return self._backend
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
         """Read rows of the pool, with the helpers where that pays."""
@@ -54,22 +49,19 @@ class Committer:
         In inline mode a second thread that appends meanwhile leaves its operations to the first.
         """
         if not self._threaded:
-            self._bind()
-            self.drain()
+            self._main(block=False)
 
     def start(self) -> None:
         """Start the thread on first use (T7); before any state changes, since it may fail."""
         if self._threaded and self._thread is None:
             self._thread = self._runtime.start_thread("slotmirror-committer", self._main)
 
-    def drain(self) -> None:
-        """Carry out operations until there are none, or another thread is at it."""
-        while (operation := self._log.take(block=False)) is not None:
-            self._carry_out(operation)
+    def step(self, *, block: bool = False) -> bool:
+        """Carry out one operation.
 
-    def step(self) -> bool:
-        """Carry out one operation if there is one; for whoever drives the mover by hand."""
-        operation = self._log.take(block=False)
+        False if there is none, or another thread is at it; with `block` if there never will be.
+        """
+        operation = self._log.take(block=block)
         if operation is not None:
             self._carry_out(operation)
         return operation is not None
@@ -113,19 +105,16 @@ class Committer:
         self.helpers.stop()
         return True
 
-    def _main(self) -> None:
+    def _main(self, *, block: bool = True) -> None:
         self._bind()
-        while (operation := self._log.take(block=True)) is not None:
-            self._carry_out(operation)
+        while self.step(block=block):
+            pass
 
     def _bind(self) -> None:
-        """Bind the mover's thread; a failure poisons the log, whose operations are then dropped."""
         try:
-            self._backend.bind_thread(self._backend.device)
+            self.backend.bind_thread(self.backend.device)
         except BaseException as error:
-            self._log.poison(error, "binding the mover's thread to its device")
-            if isinstance(error, KeyboardInterrupt) and not self._threaded:
-                raise
+            self._fail(error, "binding the mover's thread to its device")
 
     def _carry_out(self, operation: Operation) -> None:
         dropped = self._log.poisoned
@@ -137,11 +126,16 @@ class Committer:
         # Whatever an operation throws is the log's first failure, SystemExit included: a mover
         # that ends silently would leave every waiter to its time-out.
         except BaseException as error:
-            self._log.poison(error, operation.describe())
-            # Inline it is the engine's thread, whose interrupt goes on; the mover's own goes on
-            # dropping, so that everything is let go.
-            if isinstance(error, KeyboardInterrupt) and not self._threaded:
-                raise
+            self._fail(error, operation.describe())
         finally:
             operation.let_go()
             self._log.complete(dropped=dropped)
+
+    def _fail(self, error: BaseException, where: str) -> None:
+        """Poison the log, whose operations are then dropped, so that everything is let go.
+
+        Inline this is the engine's thread, whose interrupt goes on.
+        """
+        self._log.poison(error, where)
+        if isinstance(error, KeyboardInterrupt) and not self._threaded:
+            raise error

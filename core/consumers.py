@@ -7,25 +7,18 @@ from collections.abc import Sequence
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import MissingRowsError
 from slotmirror.core.merge import Merge, StageOutputs
-from slotmirror.core.stats import CacheStats
 from slotmirror.core.tables import Tables
 
 
 class StepConsumers:
     """The consumer's side of a manager; takes the manager lock for its tables, not for rows."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        plane: DataPlane,
-        stats: CacheStats,
-    ) -> None:
+    def __init__(self, tables: Tables, plane: DataPlane) -> None:
         self._tables = tables
         self._lock = tables.lock
         self._steps = tables.steps
         self._registry = tables.registry
         self._plane = plane
-        self._stats = stats
 
     def materialize(
         self, step_id: int, req_ids: Sequence[str] | None, *, device: bool
@@ -58,7 +51,7 @@ class StepConsumers:
         with self._lock:
             self._registry.note_delivered(owners, ends)
             self._steps.finish(step, owners, ends)
-            self._stats.steps_materialized += 1
+            self._plane.stats.steps_materialized += 1
         if self._tables.closed:
             # A shutdown that looked before the step was finished waits for it.
             self._plane.log.wake()
@@ -71,5 +64,5 @@ class StepConsumers:
         with self._lock:
             step = self._steps.take(step_id)
             self._plane.log.append([self._plane.release_of(step)])
-            self._stats.steps_discarded += 1
+            self._plane.stats.steps_discarded += 1
         self._plane.committer.kick()

@@ -21,7 +21,6 @@ from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.direct_capture import DirectCapture, DirectCopier
 from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
 from slotmirror.core.events import Int64Array
-from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.operations import ReleaseTask, WriteTask
 from slotmirror.core.oplog import Operation, OpLog, logger
 from slotmirror.core.page_transfer import PageTransfer, StagedRows
@@ -29,7 +28,6 @@ from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingRing
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import Step
-from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.write_task import TaskProgress, TaskState
 
 
@@ -39,9 +37,9 @@ class DataPlane:
     def __init__(
         self, config: PrefixCacheConfig, backend: DeviceBackend, runtime: Runtime, stats: CacheStats
     ) -> None:
-        self._config = config
-        self._backend = backend
-        self._stats = stats
+        self.config = config
+        self.backend = backend
+        self.stats = stats
         self._task_lock = runtime.lock("task")
         self.log = OpLog(config, runtime, stats)
         self.committer = Committer(self.log, backend, config, runtime, stats)
@@ -72,19 +70,19 @@ class DataPlane:
         progress = TaskProgress("write of a step", self._task_lock)
         progress.advance(TaskState.QUEUED)
         direct = None
-        if self._config.direct_capture_rows_min is not None:
+        if self.config.direct_capture_rows_min is not None:
             direct = self._direct_capture(keys, sources, slots)
         page, let_go = staged.page, self.ring.let_go
-        return [WriteTask(step_id, keys, slots, page, let_go, progress, self._stats, direct)]
+        return [WriteTask(step_id, keys, slots, page, let_go, progress, self.stats, direct)]
 
     def _direct_capture(
         self, keys: tuple[OpenKey, ...], sources: Sequence[torch.Tensor], slots: Int64Array
     ) -> DirectCapture | None:
         """The part of a write that skips the page; only clones may be read that late."""
-        rows_min = self._config.direct_capture_rows_min
+        rows_min = self.config.direct_capture_rows_min
         clones = dict(zip(keys, sources, strict=False))
-        cloned = self._backend.capabilities.async_copy and all(
-            map(self._backend.owns, clones.values())
+        cloned = self.backend.capabilities.async_copy and all(
+            map(self.backend.owns, clones.values())
         )
         if rows_min is None or not cloned:
             return None
@@ -102,7 +100,7 @@ class DataPlane:
             self.transfer.stream.get(),
             self.budget.release,
             progress,
-            self._stats,
+            self.stats,
         )
 
     def release_of(self, step: Step) -> ReleaseTask:
@@ -114,7 +112,7 @@ class DataPlane:
 
         Raises `WaitTimeoutError` (W6), `DeviceError`, and `GatherFailedError` (W5).
         """
-        self._backend.bind_thread(self._backend.device)
+        self.backend.bind_thread(self.backend.device)
         if step.saved_page.issued:
             self._await_copy(step, unconsumed)
         if step.gathers:
@@ -129,7 +127,7 @@ class DataPlane:
                 raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
 
     def _await_copy(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
-        limit_s = self._config.device_wait_timeout_s
+        limit_s = self.config.device_wait_timeout_s
         try:
             arrived = step.saved_page.fence.wait(limit_s)
         except Exception as error:
@@ -145,33 +143,31 @@ class DataPlane:
     def begin_close(self) -> None:
         """Refuse further pages, wake whoever waits for one, and bound the mover's fence waits."""
         self.ring.refuse_claims()
-        self.committer.abandon_after(self._config.device_wait_timeout_s)
+        self.committer.abandon_after(self.config.device_wait_timeout_s)
 
-    def close(self, keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
+    def close(self, busy_consumers: Callable[[], int]) -> bool:
         """Finish or drop what is queued, join the mover, free host memory (S3).
 
         Bounded by `device_wait_timeout_s`; memory that a copy or a consumer may still use is
-        then left to the process.
+        then left to the process. Returns whether the pool can be freed too.
         """
         try:
             self.log.wait_until(
                 lambda: self.log.is_drained() and not busy_consumers(),
                 "copies and consumers to end",
                 through_failure=True,
-                timeout_s=self._config.device_wait_timeout_s,
+                timeout_s=self.config.device_wait_timeout_s,
             )
         except WaitTimeoutError as error:
             logger.error("shut down with work in flight: %s", error)
         self.log.stop()
-        if self.committer.join(self._config.staging_claim_timeout_s):
-            if self.copier.abandoned:
-                keep_for_ever(keys)
-            else:
-                keys.close()
+        joined = self.committer.join(self.config.staging_claim_timeout_s)
+        if joined:
             self.bounces.close()
         self.ring.close()
-        if self.device_outputs.close(self._config.device_wait_timeout_s):
+        if self.device_outputs.close(self.config.device_wait_timeout_s):
             self.buffers.close()
+        return joined and not self.copier.abandoned
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""

@@ -31,6 +31,7 @@ from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.saving import StepSaver
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import NOTHING_MISSING, Step
+from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.tables import Tables
 
 
@@ -53,17 +54,10 @@ class PrefixCacheManager:
         self._tables = Tables(config, lock, self._stats)
         self._plane = DataPlane(config, backend, runtime, self._stats)
         self._log = self._plane.log
-        self._keys = OpenKeys(
-            config,
-            backend,
-            self._plane.ring.pages,
-            self._plane.bounces,
-            self._tables.slots,
-            lock,
-        )
+        self._keys = OpenKeys(self._tables, self._plane)
         self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
-        self._saver = StepSaver(config, backend, self._tables, self._plane, self._keys)
-        self._consumers = StepConsumers(self._tables, self._plane, self._stats)
+        self._saver = StepSaver(self._tables, self._plane, self._keys)
+        self._consumers = StepConsumers(self._tables, self._plane)
         self._policy: ModelCachePolicy | None = None
 
     # -- set-up -----------------------------------------------------------------------------
@@ -252,7 +246,10 @@ class PrefixCacheManager:
             self._log.append([self._plane.release_of(step) for step in tables.steps.close()])
         self._plane.begin_close()
         self._plane.committer.kick()
-        self._plane.close(self._keys, lambda: tables.steps.num_consuming + tables.engine_busy)
+        if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):
+            self._keys.close()
+        else:
+            keep_for_ever(self._keys)
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -5,41 +5,28 @@ The pool is ordinary memory unless `pin_pool` is set, since no device copy touch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, HostBuffer
+from slotmirror.core.backend import HostBuffer
 from slotmirror.core.block_pool import OpenKey, PageRows
-from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.deferred_write import BounceBuffers
+from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.host_rows import allocate_host, as_host_rows
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.memory_plan import check_limits
-from slotmirror.core.runtime import Lock
-from slotmirror.core.slot_table import SlotTable
 from slotmirror.core.split import check_layout
-from slotmirror.core.staging import StagingPage
+from slotmirror.core.tables import Tables
 
 
 class OpenKeys:
     """Open keys by name. The engine thread opens; a key, once open, stays as it is."""
 
-    def __init__(
-        self,
-        config: PrefixCacheConfig,
-        backend: DeviceBackend,
-        pages: Sequence[StagingPage],
-        bounces: BounceBuffers,
-        slots: SlotTable,
-        manager_lock: Lock,
-    ) -> None:
-        self._config = config
-        self._backend = backend
-        self._pages = pages
-        self._bounces = bounces
-        self._slots = slots
-        self._lock = manager_lock
+    def __init__(self, tables: Tables, plane: DataPlane) -> None:
+        self._plane = plane
+        self._pages = plane.ring.pages
+        self._slots = tables.slots
+        self._lock = tables.lock
         self._keys: dict[str, OpenKey] = {}
 
     def of(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> tuple[OpenKey, ...]:
@@ -72,10 +59,10 @@ class OpenKeys:
         fresh = [spec for spec in dict.fromkeys(specs) if spec.name not in self._keys]
         if fresh:
             every = [*(key.spec for key in self._keys.values()), *fresh]
-            check_limits(self._config, every, deferred, self._backend.capabilities)
+            check_limits(self._plane.config, every, deferred, self._plane.backend.capabilities)
         for spec in fresh:
             if spec.name in deferred:
-                self._bounces.allocate(spec)
+                self._plane.bounces.allocate(spec)
             pool, *pages = self._allocate(spec)
             rows = as_host_rows(pool.tensor)
             page_rows = tuple(map(PageRows, pages))
@@ -89,15 +76,15 @@ class OpenKeys:
 
     def _allocate(self, spec: KeySpec) -> list[HostBuffer]:
         """Pool and page buffers of a key, all or none."""
-        config = self._config
+        config = self._plane.config
         wanted = [(config.num_slots, config.pin_pool)]
-        pinned = self._backend.capabilities.pinned_host
+        pinned = self._plane.backend.capabilities.pinned_host
         wanted += [(config.staging_capacity_tokens, pinned)] * len(self._pages)
         made: list[HostBuffer] = []
         try:
             for num_rows, pin in wanted:
                 shape = (num_rows, *spec.trailing_shape)
-                made.append(allocate_host(self._backend, shape, spec.dtype, pinned=pin))
+                made.append(allocate_host(self._plane.backend, shape, spec.dtype, pinned=pin))
         except BaseException:
             for buffer in made:
                 buffer.close()

@@ -14,7 +14,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
@@ -33,10 +32,8 @@ _BACKLOG_MAX = 2
 class Mover(Protocol):
     """What an operation may use while it is carried out."""
 
-    @property
-    def backend(self) -> DeviceBackend:
-        """The backend whose scatter moves rows."""
-        ...
+    backend: DeviceBackend
+    """Whose scatter moves rows."""
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
         """`out[i] = pool[slots[i]]`, split among helper threads where that pays."""
@@ -74,18 +71,6 @@ class Operation(ABC):
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class LogFailure:
-    """The first failure; the error is kept without tracebacks."""
-
-    cause: BaseException
-    where: str
-
-    def error(self) -> CacheFailedError:
-        """A new error for one caller."""
-        return CacheFailedError(self.cause, self.where)
-
-
 class OpLog:
     """Sequence, completion, poison. Any thread."""
 
@@ -105,7 +90,8 @@ class OpLog:
         self._head: Operation | None = None
         self._head_at_fence = False
         self._stopped = False
-        self._failure: LogFailure | None = None
+        self._failure: tuple[BaseException, str] | None = None
+        """The first failure, without tracebacks, and where it happened."""
 
     # -- appending --------------------------------------------------------------------------
 
@@ -169,11 +155,11 @@ class OpLog:
 
     def poison(self, cause: BaseException, where: str) -> None:
         """Record the first failure, then wake waiters; later ones are logged only (W5)."""
-        kept = LogFailure(without_tracebacks(cause), where)
+        without_tracebacks(cause)
         with self.changed:
             first = self._failure is None
             if first:
-                self._failure = kept
+                self._failure = (cause, where)
                 self._stats.failures += 1
             self.changed.notify_all()
         again = "" if first else " again"
@@ -187,7 +173,7 @@ class OpLog:
     def raise_if_failed(self) -> None:
         """Raise the first failure, if there is one (W5)."""
         if self._failure is not None:
-            raise self._failure.error() from self._failure.cause
+            raise CacheFailedError(*self._failure) from self._failure[0]
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -229,13 +215,18 @@ class OpLog:
         with self.changed:
             started = self._runtime.monotonic()
             while True:
-                if self._failure is not None and not through_failure:
-                    raise self._failure.error() from self._failure.cause
+                if not through_failure:
+                    self.raise_if_failed()
                 value = ready()
                 if value:
                     return value
-                since = started if timeout_s is not None else max(started, self._progress_at)
-                limit = self._limit_s() if timeout_s is None else timeout_s
+                since, limit = started, timeout_s
+                if limit is None:
+                    since = max(started, self._progress_at)
+                    at_fence, config = self._head_at_fence, self._config
+                    limit = (
+                        config.device_wait_timeout_s if at_fence else config.staging_claim_timeout_s
+                    )
                 left = since + limit - self._runtime.monotonic()
                 if left <= 0:
                     break
@@ -248,11 +239,6 @@ class OpLog:
         """What the head operation is and does, for errors."""
         with self.changed:
             return self._describe_head()
-
-    def _limit_s(self) -> float:
-        if self._head_at_fence:
-            return self._config.device_wait_timeout_s
-        return self._config.staging_claim_timeout_s
 
     def _describe_head(self) -> str:
         position = f"{self._completed} of {self._appended} operations completed"

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import KeyLayoutError
 from slotmirror.core.events import Int64Array, StepEvents
@@ -30,16 +28,7 @@ from slotmirror.core.tables import Tables
 class StepSaver:
     """The save's side of a manager. Engine thread; takes the manager lock to commit."""
 
-    def __init__(
-        self,
-        config: PrefixCacheConfig,
-        backend: DeviceBackend,
-        tables: Tables,
-        plane: DataPlane,
-        keys: OpenKeys,
-    ) -> None:
-        self._config = config
-        self._backend = backend
+    def __init__(self, tables: Tables, plane: DataPlane, keys: OpenKeys) -> None:
         self._tables = tables
         self._plane = plane
         self._keys = keys
@@ -105,7 +94,7 @@ class StepSaver:
         """The step takes over its page, its rows become present, its write is appended."""
         slots = ordered_slots(step.events, order)
         write = self._plane.write_of(step.step_id, keys, deferred, staged, slots)
-        late = () if self._config.prefetch else step.gathers.values()
+        late = () if self._plane.config.prefetch else step.gathers.values()
         tables = self._tables
         with tables.lock:
             tables.check_open()
@@ -166,7 +155,7 @@ class StepSaver:
         names = policy.deferred_keys
         if not names:
             return names
-        return frozenset(n for n in names & rows.keys() if self._backend.owns(rows[n]))
+        return frozenset(n for n in names & rows.keys() if self._plane.backend.owns(rows[n]))
 
     def _reserve(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> int:
         """Reserve device bytes for this step's deferred clones, before they are made (W4)."""

@@ -184,7 +184,7 @@ def test_W5_the_kept_failure_keeps_no_traceback() -> None:
     driver.settle()
     failure = driver.cache._log._failure
     assert failure is not None
-    assert failure.cause.__traceback__ is None
+    assert failure[0].__traceback__ is None
 
 
 def test_W5_inline_records_its_failure_and_raises_at_the_next_entry() -> None:

@@ -14,7 +14,6 @@ from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import MissingRowsError
 from slotmirror.core.events import AdmittedRequest
 from slotmirror.core.manager import PrefixCacheManager
-from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import rows
 
@@ -59,13 +58,13 @@ class WatchedShutdown:
         """Save the open step."""
         return self.cache.save_outputs(rows(0, 2), {}, num_tokens_unpadded=2)
 
-    def _watched(self, keys: OpenKeys, busy_consumers: Callable[[], int]) -> None:
+    def _watched(self, busy_consumers: Callable[[], int]) -> bool:
         def look() -> int:
             busy = self._busy = busy_consumers()
             self._looks.release()
             return busy
 
-        self._close(keys, look)
+        return self._close(look)
 
     def begin(self) -> None:
         """Start to shut down; returns when it has looked for the first time, and has to wait."""

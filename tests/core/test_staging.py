@@ -245,9 +245,9 @@ def test_S3_a_consumer_that_fails_during_shutdown_gives_its_page_back() -> None:
     backend.on_wait = wait_for_the_shutdown
     close = cache._plane.close
 
-    def announce_and_close(*arguments: Any) -> None:
+    def announce_and_close(*arguments: Any) -> bool:
         closing.set()
-        close(*arguments)
+        return close(*arguments)
 
     cache._plane.close = announce_and_close  # type: ignore[method-assign]
 

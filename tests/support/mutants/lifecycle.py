@@ -86,7 +86,7 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
 
 def shutdown_does_not_wait_for_readers(patches: pytest.MonkeyPatch) -> None:
     close = insides.CLOSE_PLANE.original
-    insides.CLOSE_PLANE.replace(patches, lambda self, keys, busy: close(self, keys, lambda: 0))
+    insides.CLOSE_PLANE.replace(patches, lambda self, busy: close(self, lambda: 0))
 
 
 def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:
