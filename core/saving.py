@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import KeyLayoutError
 from slotmirror.core.events import Int64Array, StepEvents
@@ -44,23 +43,27 @@ class StepSaver:
     ) -> None:
         """Save an open step; `counts` are its unpadded and padded tokens."""
         check_counts(step.events, *counts)
-        order = row_order(step.events, req_ids)
+        step.order = row_order(step.events, req_ids)
         rows, leftovers = split_outputs(hidden, mm_outputs, *counts, policy)
         pack = self._pack(step, leftovers) if leftovers else None
-        keys = self._keys.of(rows, policy.deferred_keys)
+        step.saved_keys = self._keys.of(rows, policy.deferred_keys)
         deferred = self._deferred(policy, rows)
         reserved = self._reserve(rows, deferred) if deferred else 0
         try:
             staged = self._plane.transfer.stage(
-                keys, tuple(rows.values()), deferred, pack, counts[0], self._tables.steps.ids
+                step.saved_keys,
+                tuple(rows.values()),
+                deferred,
+                pack,
+                counts[0],
+                self._tables.steps.ids,
             )
+            try:
+                self._commit(step, pack, deferred, staged, reserved)
+            except BaseException:
+                self._plane.transfer.give_up(staged.page, "a save that was given up")
+                raise
         except BaseException:
-            self._plane.budget.release(reserved)
-            raise
-        try:
-            self._commit(step, keys, deferred, staged, order, pack, reserved)
-        except BaseException:
-            self._plane.transfer.give_up(staged.page, "a save that was given up")
             self._plane.budget.release(reserved)
             raise
 
@@ -84,54 +87,40 @@ class StepSaver:
     def _commit(
         self,
         step: Step,
-        keys: tuple[OpenKey, ...],
+        pack: LeftoverPack | None,
         deferred: frozenset[str],
         staged: StagedRows,
-        order: Int64Array | None,
-        pack: LeftoverPack | None,
         reserved: int,
     ) -> None:
         """The step takes over its page, its rows become present, its write is appended."""
-        slots = ordered_slots(step.events, order)
+        slots = ordered_slots(step.events, step.order)
+        keys = step.saved_keys
         write = self._plane.write_of(step.step_id, keys, deferred, staged, slots)
         late = () if self._plane.config.prefetch else step.gathers.values()
         tables = self._tables
         with tables.lock:
             tables.check_open()
-            step.order, step.saved_keys, step.leftovers = order, keys, pack
-            step.page = staged.page
+            step.page, step.leftovers = staged.page, pack
             # The step's hold is the save's; nobody else knows of the page before the append.
             staged.page.holds += len(write)
             tables.registry.note_saved(step.owners, step.ends, step.replays)
             step.delivered_before = tables.registry.delivered_ends(step.owners)
             closed: list[Operation] = []
-            if step.epoch == tables.epoch:
-                tables.slots.mark_written(slots, tuple([key.index for key in keys]))
-                if reserved:
-                    closed = self._defer(step, keys, deferred, staged, slots)
-            else:
+            if step.epoch != tables.epoch:
                 # Rows of a step that was open at a reset are not kept (R1).
                 self._plane.budget.release(reserved)
+            else:
+                tables.slots.mark_written(slots, tuple([key.index for key in keys]))
+                if reserved:
+                    sources = zip(keys, staged.sources, strict=False)
+                    clones = {key: clone for key, clone in sources if key.name in deferred}
+                    tables.deferred.add(clones, slots, step.req_ids)
+                    if self._plane.budget.is_half_full(tables.deferred.num_bytes):
+                        closed = self.closed_batch("budget")
             self._plane.log.append([*late, *write, *closed])
             tables.open_step = None
             tables.drafted = step if len(step.drafted) else None
             tables.steps.add(step)
-
-    def _defer(
-        self,
-        step: Step,
-        keys: Sequence[OpenKey],
-        deferred: frozenset[str],
-        staged: StagedRows,
-        slots: Int64Array,
-    ) -> list[Operation]:
-        """The step's deferred rows join the open batch. Caller holds manager lock."""
-        batch = self._tables.deferred
-        sources = zip(keys, staged.sources, strict=False)
-        clones = {key: clone for key, clone in sources if key.name in deferred}
-        batch.add(clones, slots, step.req_ids)
-        half_full = self._plane.budget.is_half_full(batch.num_bytes)
-        return self.closed_batch("budget") if half_full else []
 
     def _pack(self, step: Step, found: Mapping[str, object]) -> LeftoverPack | None:
         """The leftovers to deliver: a known key that is None this time is simply omitted (D6)."""
