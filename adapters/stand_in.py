@@ -13,17 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from slotmirror.core.errors import CacheShutDownError, StepStateError, UnknownStepError
-from slotmirror.core.events import StepEvents
-from slotmirror.core.hit_planning import check_shape
+from slotmirror.core.events import Int64Array, StepEvents, offsets
 from slotmirror.core.key_spec import HIDDEN_KEY
-from slotmirror.core.layout import StepLayout, check_counts, row_order
+from slotmirror.core.layout import check_counts, check_shape, row_order
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.merge import (
     RequestIndex,
-    RowsByRequest,
-    SpansByRequest,
     StageOutputs,
     leftovers_by_request,
+    rows_by_request,
+    spans_by_request,
 )
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.split import split_outputs
@@ -31,7 +30,8 @@ from slotmirror.core.split import split_outputs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KeptStep:
-    layout: StepLayout
+    events: StepEvents
+    starts: Int64Array
     rows: dict[str, torch.Tensor]
     leftovers: LeftoverPack
 
@@ -78,9 +78,9 @@ class StepRowsOnly:
         arena = torch.empty(leftovers.num_bytes, dtype=torch.uint8, device="cpu")
         for source, destination in leftovers.copies_into(arena):
             destination.copy_(source)
-        layout = StepLayout(events, order=order)
+        starts = offsets(events.num_tokens, order)
         self._last_id += 1
-        self._steps[self._last_id] = _KeptStep(layout, rows, leftovers)
+        self._steps[self._last_id] = _KeptStep(events, starts, rows, leftovers)
         self._open = None
         return self._last_id
 
@@ -88,18 +88,17 @@ class StepRowsOnly:
         """This step's rows of these requests, all by default; consumes the step."""
         self._check_usable()
         kept = self._take(step_id)
-        layout = kept.layout
-        index = RequestIndex(layout, req_ids)
-        ends = layout.page_offsets + layout.counts
+        events, starts, counts = kept.events, kept.starts, kept.events.num_tokens
+        index = RequestIndex(events.req_ids, req_ids)
         rows = {
-            name: RowsByRequest(index, tensor, layout.page_offsets, ends)
+            name: rows_by_request(index, tensor, starts, starts + counts)
             for name, tensor in kept.rows.items()
         }
         hidden = rows.pop(HIDDEN_KEY, None)
         return StageOutputs(
             hidden_states=hidden,
-            mm_outputs={**rows, **leftovers_by_request(index, kept.leftovers)},
-            spans=SpansByRequest(index, layout.first, layout.first + layout.counts),
+            mm_outputs={**rows, **leftovers_by_request(index, kept.leftovers, starts, counts)},
+            spans=spans_by_request(index, events.first_positions, events.first_positions + counts),
             key_spans={},
         )
 

@@ -30,8 +30,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         f"{_CORE}hit_registry:HitRegistry.plan",
         f"{_CORE}hit_registry:HitRegistry.apply",
         f"{_CORE}hit_registry:HitRegistry.note_saved",
-        f"{_CORE}hit_planning:HitPlanner.gathers",
-        f"{_CORE}manager:missing_rows",
+        f"{_CORE}manager:plan_gathers",
     ),
     "slots, claim": (
         f"{_CORE}slot_table:SlotTable.plan_hits",
@@ -45,7 +44,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "make write": (f"{_CORE}data_plane:DataPlane.write_of",),
     "append to log": (f"{_CORE}oplog:OpLog.append",),
     # The builder's thread and the mover's.
-    "row layout": (f"{_CORE}merge:StepLayout.__init__",),
+    "row layout": (f"{_CORE}merge:Merge.__init__",),
     "merge": (f"{_CORE}merge:Merge.outputs",),
     "operation": (f"{_CORE}committer:Committer._carry_out",),
     "scatter": ("{backend}.scatter_slots",),

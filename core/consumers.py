@@ -27,6 +27,8 @@ class StepConsumers:
         wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
         with self._lock:
             step = self._steps.begin(step_id, wanted)
+        if wanted == step.events.req_ids:
+            wanted = None
         try:
             self._plane.await_rows(step, self._steps.ids)
             missing = step.missing_in(wanted)
@@ -46,8 +48,8 @@ class StepConsumers:
             self._plane.log.wake()
             raise
         # Before the step stops counting as busy: a shutdown then finds the page free (S3).
-        self._plane.ring.let_go(step.saved_page)
-        owners, ends = merge.delivered()
+        self._plane.ring.let_go(step.page)
+        owners, ends = step.owners[merge.which], step.ends[merge.which]
         with self._lock:
             self._registry.note_delivered(owners, ends)
             self._steps.finish(step, owners, ends)

@@ -105,7 +105,7 @@ class DataPlane:
 
     def release_of(self, step: Step) -> ReleaseTask:
         """The operation by which a step that is given up lets go of its page (S3)."""
-        return ReleaseTask(f"step {step.step_id}", step.saved_page, self.ring.let_go)
+        return ReleaseTask(f"step {step.step_id}", step.page, self.ring.let_go)
 
     def await_rows(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
         """Wait, bounded, until the step's copy and reads are over; any thread, no locks (T2).
@@ -113,7 +113,7 @@ class DataPlane:
         Raises `WaitTimeoutError` (W6), `DeviceError`, and `GatherFailedError` (W5).
         """
         self.backend.bind_thread(self.backend.device)
-        if step.saved_page.issued:
+        if step.page.issued:
             self._await_copy(step, unconsumed)
         if step.gathers:
             last = max(gather.seq for gather in step.gathers.values())
@@ -129,7 +129,7 @@ class DataPlane:
     def _await_copy(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
         limit_s = self.config.device_wait_timeout_s
         try:
-            arrived = step.saved_page.fence.wait(limit_s)
+            arrived = step.page.fence.wait(limit_s)
         except Exception as error:
             raise DeviceError(f"the copy of step {step.step_id} failed: {error}") from error
         if not arrived:
@@ -138,7 +138,7 @@ class DataPlane:
                 f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}; "
                 f"{self.log.report()}"
             )
-        step.saved_page.land()
+        step.page.land()
 
     def begin_close(self) -> None:
         """Refuse further pages, wake whoever waits for one, and bound the mover's fence waits."""

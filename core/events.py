@@ -88,8 +88,17 @@ class StepEvents:
         return len(self.slots)
 
 
+def offsets(counts: Int64Array, order: Int64Array | None = None) -> Int64Array:
+    """Where each of these runs of rows begins if they lie one after the other in this order, which
+    is their own by default: counts (3, 1, 2) → 0 3 4, in the order (2, 0, 1) → 2 5 0.
+    """
+    if order is None:
+        return np.cumsum(counts) - counts
+    starts = np.empty_like(counts)
+    starts[order] = offsets(counts[order])
+    return starts
+
+
 def ranges(counts: Int64Array) -> Int64Array:
     """`0 … c-1` for every count `c`, one after the other: (3, 1) → 0 1 2 0."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)
+    return np.arange(counts.sum(), dtype=np.int64) - np.repeat(offsets(counts), counts)

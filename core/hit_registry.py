@@ -18,27 +18,7 @@ from slotmirror.core.errors import (
     UnknownRequestError,
 )
 from slotmirror.core.events import AdmittedRequest, Int64Array, StepEvents, ranges
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HitSpans:
-    """The hit spans that a step delivers, one entry per hit request; S spans, H rows.
-
-    request  (S,) index of the request in the step's `req_ids`
-    first    (S,) first position read: what is delivered already is not read again (L2)
-    length   (S,) rows
-    slots    (H,) slot of each row, span after span
-    """
-
-    request: Int64Array
-    first: Int64Array
-    length: Int64Array
-    slots: Int64Array
-
-
-_NOTHING: Int64Array = np.empty(0, dtype=np.int64)
-NO_SPANS = HitSpans(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
-"""A step without hits: most of them, so nothing is computed for it."""
+from slotmirror.core.hits import NO_SPANS, HitSpans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,11 +183,8 @@ class HitRegistry:
         self._last_ids = req_ids
         return self._last_rows
 
-    def replays(self, owners: Int64Array, first: Int64Array, spans: HitSpans) -> Int64Array:
-        """Indices of requests whose hit, or first position, is below what they saved (L3)."""
-        if spans is not NO_SPANS:
-            first = first.copy()
-            first[spans.request] = spans.first
+    def replays(self, owners: Int64Array, first: Int64Array) -> Int64Array:
+        """Indices of requests whose hit, or `first` position, is below what they saved (L3)."""
         return (first < self._saved_end[owners]).nonzero()[0]
 
     def note_saved(self, owners: Int64Array, ends: Int64Array, replays: Int64Array) -> None:

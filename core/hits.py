@@ -2,65 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from slotmirror.core.events import Int64Array, StepEvents, ranges
-from slotmirror.core.hit_registry import NO_SPANS, HitSpans
-from slotmirror.core.slot_table import NO_HIT_ROWS, BoolArray, HitRows
+from slotmirror.core.events import Int64Array, StepEvents, offsets, ranges
+from slotmirror.core.slot_table import BoolArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HitSpans:
+    """The hit spans that a step delivers, one entry per hit request; S spans, H rows.
+
+    request  (S,) index of the request in the step's `req_ids`
+    first    (S,) first position read: what is delivered already is not read again (L2)
+    length   (S,) rows, up to the request's first computed position
+    slots    (H,) slot of each row, span after span
+    """
+
+    request: Int64Array
+    first: Int64Array
+    length: Int64Array
+    slots: Int64Array
+
+    def first_delivered(self, events: StepEvents) -> Int64Array:
+        """(R,) position of the first row of each request: of its hit, else of what it computes."""
+        if not len(self.request):
+            return events.first_positions
+        first = events.first_positions.copy()
+        first[self.request] = self.first
+        return first
+
+
+_NOTHING: Int64Array = np.empty(0, dtype=np.int64)
+NO_SPANS = HitSpans(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+"""A step without hits: most of them, so nothing is computed for it."""
+
+
 class Hits:
-    """S hit spans with H rows in all.
+    """Hit spans with H rows in all, of which the pool has some for K open keys.
 
     Every request has one *region* in each output buffer: its hit rows, then its computed rows, one
     contiguous run of positions. Regions of requests with hits come first, so that one gather reads
     the hit rows of all of them.
 
-    region_starts  (S,) first output row of each hit request's region
-    region_rows    output rows of all these regions
-    out_rows       (H,) output row of each hit row
+    own_row      (H,) the row of this very step, in batch order, that writes the slot, or -1 (H1)
+    present      (H, K or more) whether the pool has the row for the key when this step has claimed
+                 its slots; the columns of keys that are not open are False
+    region_rows  output rows of the regions of requests with hits
+    out_rows     (H,) output row of each hit row
     """
 
-    spans: HitSpans = NO_SPANS
-    rows: HitRows = NO_HIT_ROWS
-    region_starts: Int64Array = field(default_factory=lambda: NO_SPANS.first)
-    region_rows: int = 0
-    out_rows: Int64Array = field(default_factory=lambda: NO_SPANS.first)
-
-    @classmethod
-    def of(cls, events: StepEvents, spans: HitSpans, rows: HitRows) -> Hits:
-        """Lay out the regions of these spans."""
-        if spans is NO_SPANS:
-            return NO_HITS
-        region = spans.length + events.num_tokens[spans.request]
-        ends = np.cumsum(region)
-        starts = ends - region
-        out_rows = np.repeat(starts, spans.length) + ranges(spans.length)
-        return cls(spans, rows, starts, int(ends[-1]), out_rows)
+    def __init__(
+        self, events: StepEvents, spans: HitSpans, own_row: Int64Array, present: BoolArray
+    ) -> None:
+        self.spans = spans
+        self.own_row = own_row
+        self.present = present
+        regions = spans.length + events.num_tokens[spans.request]
+        self.region_rows = int(regions.sum())
+        self.out_rows = np.repeat(offsets(regions), spans.length) + ranges(spans.length)
 
     def __len__(self) -> int:
         """Hit rows."""
-        return len(self.rows.slots)
+        return len(self.out_rows)
 
-    @property
-    def num_own(self) -> int:
-        """Hit rows that this very step computes (H1)."""
-        return int(np.count_nonzero(self.rows.own_row >= 0))
+    def row_of_position_0(self, events: StepEvents, order: Int64Array | None) -> Int64Array:
+        """(R,) what a request's position and its output row differ by; may be negative.
 
-    def lengths(self, num_requests: int) -> Int64Array:
-        """(R,) hit rows of each request of the step."""
-        lengths = np.zeros(num_requests, dtype=np.int64)
-        lengths[self.spans.request] = self.spans.length
-        return lengths
+        Regions of requests without hits follow the others, in page order.
+        """
+        first = self.spans.first_delivered(events)
+        page_order = np.arange(len(first)) if order is None else order
+        others = page_order[(first == events.first_positions)[page_order]]
+        lengths = events.first_positions + events.num_tokens - first
+        return offsets(lengths, np.concatenate((self.spans.request, others))) - first
 
-    def requests_with(self, present: BoolArray) -> Int64Array:
-        """Indices of hit requests with at least one present row; `present` is (H,)."""
-        starts = np.cumsum(self.spans.length) - self.spans.length
-        return self.spans.request[np.logical_or.reduceat(present, starts)]
+    def requests_with(self, key_index: int) -> Int64Array:
+        """Indices of hit requests of which the pool has at least one row for the key."""
+        present = self.present[:, key_index]
+        return self.spans.request[np.logical_or.reduceat(present, offsets(self.spans.length))]
 
 
-NO_HITS = Hits()
-"""A step without hits: most of them, so nothing is computed for it."""
+NO_HITS = Hits(StepEvents(), NO_SPANS, _NOTHING, np.empty((0, 0), dtype=np.bool_))
+"""A step without hits."""

@@ -1,4 +1,4 @@
-"""Row arithmetic of one saved step: where its rows lie on the page, and where in the outputs."""
+"""What a step's rows must fit, and the order in which they lie on its page (S4)."""
 
 from __future__ import annotations
 
@@ -6,62 +6,51 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import RowLayoutError
-from slotmirror.core.events import Int64Array, StepEvents, ranges
-from slotmirror.core.hits import NO_HITS, Hits
+from slotmirror.core.events import Int64Array, StepEvents, offsets, ranges
+
+_INT64 = np.dtype(np.int64)
 
 
-class StepLayout:
-    """R requests, H hit rows, n computed rows; made by whoever delivers the step.
+def check_shape(events: StepEvents) -> None:
+    """Raise `RowLayoutError` unless the arrays of a step fit each other (S4)."""
+    counts, first = events.num_tokens, events.first_positions
+    if not len(events.req_ids) == len(counts) == len(first):
+        raise RowLayoutError(
+            f"{len(events.req_ids)} scheduled requests, but {len(counts)} token counts and "
+            f"{len(first)} first positions"
+        )
+    if not counts.dtype == first.dtype == events.slots.dtype == _INT64:
+        raise RowLayoutError(
+            f"num_tokens is {counts.dtype}, first_positions {first.dtype}, slots "
+            f"{events.slots.dtype}: all must be int64"
+        )
+    if len(counts) and (np.minimum.reduce(counts) < 1 or np.minimum.reduce(first) < 0):
+        odd = np.flatnonzero((counts < 1) | (first < 0)).tolist()
+        raise RowLayoutError(
+            f"requests {[events.req_ids[i] for i in odd]} are scheduled with no token or from a "
+            "negative position"
+        )
+    total = np.add.reduce(counts)
+    if total != len(events.slots):
+        raise RowLayoutError(f"{total} scheduled tokens, but {len(events.slots)} slots")
 
-    batch_offsets  (R,) first row of each request in batch order, the order of the step's slots
-    page_offsets   (R,) first row of each request on the page
-    out_offsets    (R,) first row of each request's region in an output buffer
-    own_offsets    (R,) the same of its computed rows, which follow its hit rows
-    region_first   (R,) position of the first row of each region
-    """
 
-    def __init__(
-        self, events: StepEvents, hits: Hits = NO_HITS, order: Int64Array | None = None
-    ) -> None:
-        self.req_ids = events.req_ids
-        self.first = events.first_positions
-        self.counts = events.num_tokens
-        self.hits = hits
-        self.num_rows = events.total_tokens
-        self.out_rows = self.num_rows + len(hits)
-        self.batch_offsets = np.cumsum(self.counts) - self.counts
-        self.page_offsets = self.batch_offsets
-        if order is not None:
-            counts = self.counts[order]
-            self.page_offsets = np.empty_like(self.batch_offsets)
-            self.page_offsets[order] = np.cumsum(counts) - counts
-        self.out_offsets = self.own_offsets = self.page_offsets
-        self.region_first = self.first
-        if hits is not NO_HITS:
-            hit_lengths = hits.lengths(len(self.req_ids))
-            self.out_offsets = self._regions(hit_lengths)
-            self.own_offsets = self.out_offsets + hit_lengths
-            self.region_first = self.first - hit_lengths
-
-    def _regions(self, hit_lengths: Int64Array) -> Int64Array:
-        """Regions of requests with hits, then the others in page order."""
-        offsets = np.empty_like(self.batch_offsets)
-        offsets[self.hits.spans.request] = self.hits.region_starts
-        others = np.flatnonzero(hit_lengths == 0)
-        others = others[np.argsort(self.page_offsets[others], kind="stable")]
-        counts = self.counts[others]
-        offsets[others] = self.hits.region_rows + np.cumsum(counts) - counts
-        return offsets
-
-    def own_hits(self) -> tuple[Int64Array, Int64Array]:
-        """(output rows, page rows) of the hit rows that this step itself computed (H1)."""
-        own_row = self.hits.rows.own_row
-        own = np.flatnonzero(own_row >= 0)
-        batch_rows = own_row[own]
-        request = np.searchsorted(self.batch_offsets + self.counts, batch_rows, side="right")
-        page_rows = self.page_offsets[request] + batch_rows - self.batch_offsets[request]
-        return self.hits.out_rows[own], page_rows
+def check_slots(events: StepEvents, config: PrefixCacheConfig) -> None:
+    """Raise `RowLayoutError` unless every slot exists; the arrays fit each other (S4)."""
+    slots = events.slots
+    # A negative slot is a huge unsigned one, so one pass finds both.
+    if not len(slots) or np.maximum.reduce(slots.view(np.uint64)) < config.num_slots:
+        return
+    bad = np.flatnonzero((slots < 0) | (slots >= config.num_slots))
+    owner = np.repeat(np.arange(len(events.req_ids)), events.num_tokens)
+    names = list(dict.fromkeys(events.req_ids[i] for i in owner[bad].tolist()))
+    raise RowLayoutError(
+        f"requests {names} write slots {slots[bad][:8].tolist()} outside "
+        f"0..{config.num_slots - 1}: their block tables lack blocks, or num_blocks "
+        f"({config.num_blocks}) and block_size ({config.block_size}) are not the engine's"
+    )
 
 
 def check_counts(events: StepEvents, num_tokens_unpadded: int, num_tokens_padded: int) -> None:
@@ -95,10 +84,12 @@ def row_order(events: StepEvents, req_ids: Sequence[str] | None) -> Int64Array |
     return np.fromiter((index[req_id] for req_id in req_ids), np.int64, len(index))
 
 
+def batch_rows(events: StepEvents, order: Int64Array) -> Int64Array:
+    """(n,) the row of each page row in batch order, the order of the step's slots."""
+    counts = events.num_tokens[order]
+    return np.repeat(offsets(events.num_tokens)[order], counts) + ranges(counts)
+
+
 def ordered_slots(events: StepEvents, order: Int64Array | None) -> Int64Array:
     """(n,) the slot of each page row."""
-    if order is None:
-        return events.slots
-    counts = events.num_tokens
-    offsets = np.cumsum(counts) - counts
-    return events.slots[np.repeat(offsets[order], counts[order]) + ranges(counts[order])]
+    return events.slots if order is None else events.slots[batch_rows(events, order)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from slotmirror.core.backend import DeviceBackend
@@ -19,9 +20,10 @@ from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import StepStateError
 from slotmirror.core.events import StepEvents
-from slotmirror.core.hit_planning import HitPlanner, check_shape, check_slots, missing_rows
+from slotmirror.core.hit_planning import plan_gathers
 from slotmirror.core.hits import NO_HITS, Hits
-from slotmirror.core.key_spec import HIDDEN_KEY, KeySpec
+from slotmirror.core.key_spec import KeySpec
+from slotmirror.core.layout import check_shape, check_slots
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
 from slotmirror.core.merge import StageOutputs
 from slotmirror.core.open_keys import OpenKeys
@@ -30,7 +32,7 @@ from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.saving import StepSaver
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.step import NOTHING_MISSING, Step
+from slotmirror.core.step import Step
 from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.tables import Tables
 
@@ -55,7 +57,6 @@ class PrefixCacheManager:
         self._plane = DataPlane(config, backend, runtime, self._stats)
         self._log = self._plane.log
         self._keys = OpenKeys(self._tables, self._plane)
-        self._planner = HitPlanner(self._plane.buffers, self._plane.meter, self._stats)
         self._saver = StepSaver(self._tables, self._plane, self._keys)
         self._consumers = StepConsumers(self._tables, self._plane)
         self._policy: ModelCachePolicy | None = None
@@ -87,30 +88,28 @@ class PrefixCacheManager:
         (L6). Raises `HitSpanError` (D4), `RowLayoutError` (S4), `UnknownRequestError` and
         `HostMemoryLimitError` (M3) with nothing changed; the engine must then not run the step.
         """
-        policy = self._check_ready()
+        self._check_ready()
         check_shape(events)
         tables = self._tables
         with tables.lock:
             accepted = tables.accepted_ends(events)
             plan = tables.registry.plan(events)
             check_slots(events, self.config)
-            hit_rows = tables.slots.plan_hits(events.slots, plan.spans.slots)
-        hits = Hits.of(events, plan.spans, hit_rows)
+            hit_slots = plan.spans.slots
+            rows = tables.slots.plan_hits(events.slots, hit_slots) if len(hit_slots) else None
+        hits = NO_HITS if rows is None else Hits(events, plan.spans, *rows)
         gathers: dict[str, GatherTask] = {}
-        missing = NOTHING_MISSING
         if hits is not NO_HITS:
             # Outputs that have reached the device are not alive any more (M3).
             self._plane.device_outputs.forget_finished()
-            gathers = self._planner.gathers(events, hits, self._keys.all())
-            if policy.needs_full_hidden_states:
-                missing = missing_rows(hits, self._keys.get(HIDDEN_KEY))
+            gathers = plan_gathers(events, hits, self._keys.all(), self._plane)
         self._plane.committer.start()
         with tables.lock:
             tables.check_open()
             tables.settle_drafts(accepted)
             tables.abandon_open_step()
             if tables.deferred.num_bytes:
-                self._log.append(self._saver.batch_closed_by(events, plan.spans.slots))
+                self._log.append(self._saver.batch_closed_by(events, hit_slots))
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             oldest = tables.steps.oldest_id(step_id)
             owners = tables.registry.apply(events, plan, step_id, oldest)
@@ -121,17 +120,16 @@ class PrefixCacheManager:
                     events=events,
                     hits=hits,
                     gathers=gathers,
-                    missing=missing,
                     epoch=tables.epoch,
                     owners=owners,
                     ends=events.first_positions + events.num_tokens,
-                    replays=tables.registry.replays(owners, events.first_positions, plan.spans),
+                    replays=tables.registry.replays(owners, plan.spans.first_delivered(events)),
                     drafted=events.indices_of(events.drafted),
                 )
             if hits is not NO_HITS:
                 self._stats.hits += len(hits.spans.request)
                 self._stats.hit_tokens += len(hits)
-                self._stats.own_step_hit_tokens += hits.num_own
+                self._stats.own_step_hit_tokens += int(np.count_nonzero(hits.own_row >= 0))
                 if self.config.prefetch:
                     self._log.append(list(gathers.values()))
         self._plane.committer.kick()

@@ -7,20 +7,21 @@ only when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
-from slotmirror.core.backend import Fence, HostRows
+from slotmirror.core.backend import Fence
 from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import OutputBuffers, rows_tensor, rows_view
 from slotmirror.core.device_outputs import DeviceOutputs
-from slotmirror.core.events import Int64Array
+from slotmirror.core.events import Int64Array, offsets
+from slotmirror.core.hits import NO_HITS
 from slotmirror.core.key_spec import HIDDEN_KEY
-from slotmirror.core.layout import StepLayout
+from slotmirror.core.layout import batch_rows
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.step import Step
 
@@ -31,93 +32,67 @@ Payload = TypeVar("Payload", covariant=True)
 
 
 class RequestIndex:
-    """The requests of one call, by id; the dictionary is built when it is first needed."""
+    """These requests' indices in a step, by id; the dictionary is built when it is first needed."""
 
-    def __init__(self, layout: StepLayout, req_ids: Sequence[str] | None) -> None:
-        self.layout = layout
-        self.req_ids = layout.req_ids if req_ids is None else tuple(req_ids)
+    def __init__(self, step_ids: Sequence[str], req_ids: Sequence[str] | None) -> None:
+        self.req_ids = step_ids if req_ids is None else req_ids
+        self._step_ids = step_ids
         self._by_id: dict[str, int] | None = None
 
     def __getitem__(self, req_id: str) -> int:
         if self._by_id is None:
             wanted = set(self.req_ids)
-            self._by_id = {r: i for i, r in enumerate(self.layout.req_ids) if r in wanted}
+            self._by_id = {r: i for i, r in enumerate(self._step_ids) if r in wanted}
         return self._by_id[req_id]
 
 
-class _ByRequest(Mapping[str, Payload]):
-    """Common to the lazy mappings: the requests that they have, in the caller's order."""
+class ByRequest(Mapping[str, Payload]):
+    """`req_id → payload` of these requests, in the caller's order; made when it is asked for."""
 
-    def __init__(self, index: RequestIndex, only: frozenset[str] | None = None) -> None:
+    def __init__(self, index: RequestIndex, payload: Callable[[int], Payload]) -> None:
         self._index = index
-        self._only = only
+        self._payload = payload
 
-    def _at(self, req_id: str) -> int:
-        if self._only is not None and req_id not in self._only:
-            raise KeyError(req_id)
-        return self._index[req_id]
+    def __getitem__(self, req_id: str) -> Payload:
+        return self._payload(self._index[req_id])
 
     def __iter__(self) -> Iterator[str]:
-        only = self._only
-        return (r for r in self._index.req_ids if only is None or r in only)
+        return iter(self._index.req_ids)
 
     def __len__(self) -> int:
-        return len(self._index.req_ids) if self._only is None else len(self._only)
+        return len(self._index.req_ids)
 
 
-class RowsByRequest(_ByRequest[torch.Tensor]):
+def rows_by_request(
+    index: RequestIndex, base: torch.Tensor, starts: Int64Array, ends: Int64Array
+) -> ByRequest[torch.Tensor]:
     """`req_id → tensor (rows, *trailing_shape)`: slices of one tensor, cut when asked for.
 
     A slice keeps the buffer of the whole step alive; clone what is kept for long.
     """
-
-    def __init__(
-        self,
-        index: RequestIndex,
-        base: torch.Tensor,
-        starts: Int64Array,
-        ends: Int64Array,
-        only: frozenset[str] | None = None,
-    ) -> None:
-        super().__init__(index, only)
-        self._base = base
-        self._starts = starts
-        self._ends = ends
-
-    def __getitem__(self, req_id: str) -> torch.Tensor:
-        i = self._at(req_id)
-        return self._base[int(self._starts[i]) : int(self._ends[i])]
+    return ByRequest(index, lambda i: base[int(starts[i]) : int(ends[i])])
 
 
-class SpansByRequest(_ByRequest[Span]):
+def spans_by_request(index: RequestIndex, first: Int64Array, ends: Int64Array) -> ByRequest[Span]:
     """`req_id → (first, end)`: the positions that its rows stand for."""
-
-    def __init__(
-        self,
-        index: RequestIndex,
-        first: Int64Array,
-        ends: Int64Array,
-        only: frozenset[str] | None = None,
-    ) -> None:
-        super().__init__(index, only)
-        self._first = first
-        self._ends = ends
-
-    def __getitem__(self, req_id: str) -> Span:
-        i = self._at(req_id)
-        return int(self._first[i]), int(self._ends[i])
+    return ByRequest(index, lambda i: (int(first[i]), int(ends[i])))
 
 
-class SharedByRequest(_ByRequest[object]):
-    """`req_id → payload`, the same payload for every request (whole leftovers)."""
+def leftovers_by_request(
+    index: RequestIndex, pack: LeftoverPack, starts: Int64Array, counts: Int64Array
+) -> dict[str, Mapping[str, object]]:
+    """The leftovers of a step by name: tensors with the step's rows cut, all else whole (D7).
 
-    def __init__(self, index: RequestIndex, payload: object) -> None:
-        super().__init__(index)
-        self._payload = payload
+    `counts` (R,) are each request's rows, `starts` (R,) where they begin.
+    """
+    num_rows = counts.sum()
 
-    def __getitem__(self, req_id: str) -> object:
-        self._at(req_id)
-        return self._payload
+    def by_request(payload: object) -> Mapping[str, object]:
+        if isinstance(payload, torch.Tensor) and payload.shape[:1] == (num_rows,):
+            return rows_by_request(index, payload, starts, starts + counts)
+        return ByRequest(index, lambda _: payload)
+
+    return {name: by_request(payload) for name, payload in pack.unpack().items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +114,10 @@ class StageOutputs:
 
 
 class Merge:
-    """One materialisation: fills the outputs of one step. Its page and gathers have arrived."""
+    """One materialisation: fills the outputs of one step. Its page and gathers have arrived.
+
+    which  indices of the requests that are delivered
+    """
 
     def __init__(
         self,
@@ -148,53 +126,55 @@ class Merge:
         buffers: OutputBuffers,
         device: DeviceOutputs | None = None,
     ) -> None:
+        events, order, hits = step.events, step.order, step.hits
+        self._step = step
+        self._buffers = buffers
         self._device = device
         self._arrival: Fence | None = None
-        self._step = step
-        self._layout = layout = StepLayout(step.events, step.hits, step.order)
-        self._buffers = buffers
-        self._index = RequestIndex(layout, req_ids)
-        self._wanted = self._wanted_requests(req_ids)
+        self._index = RequestIndex(events.req_ids, req_ids)
+        self.which = slice(None) if req_ids is None else events.indices_of(req_ids)
+        self._page_offsets = offsets(events.num_tokens, order)
         # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
-        self._first, self._starts = layout.region_first, layout.out_offsets
-        replays = step.replays
-        if len(replays):
-            self._first = self._first.copy()
-            cut = np.minimum(step.delivered_before[replays], step.ends[replays])
-            self._first[replays] = np.maximum(self._first[replays], cut)
-            self._starts = self._starts + self._first - layout.region_first
-
-    def _wanted_requests(self, req_ids: Sequence[str] | None) -> Int64Array | None:
-        """Indices of the requested ones in page order; None for all of them."""
-        if req_ids is None or tuple(req_ids) == self._layout.req_ids:
-            return None
-        return np.fromiter((self._index[r] for r in req_ids), np.int64, len(req_ids))
+        # Nobody else's is: what was saved before, and so delivered, ends where it begins.
+        delivered = np.minimum(step.delivered_before, step.ends)
+        self._first = np.maximum(hits.spans.first_delivered(events), delivered)
+        if hits is NO_HITS:
+            self._row_of_position_0 = self._page_offsets - events.first_positions
+            self._own_hits = (hits.out_rows, hits.own_row)
+        else:
+            self._row_of_position_0 = hits.row_of_position_0(events, order)
+            own = np.flatnonzero(hits.own_row >= 0)
+            rows = hits.own_row[own]
+            if order is not None:
+                rows = np.argsort(batch_rows(events, order))[rows]
+            self._own_hits = (hits.out_rows[own], rows)
 
     def outputs(self) -> StageOutputs:
         """Copy the rows and wrap them."""
-        layout, step = self._layout, self._step
-        ends = layout.out_offsets + step.ends - layout.region_first
+        step, index, row_0 = self._step, self._index, self._row_of_position_0
+        first, ends, own_first = self._first, step.ends, step.events.first_positions
         rows: dict[str, Mapping[str, torch.Tensor]] = {}
         key_spans: dict[str, Mapping[str, Span]] = {}
+        runs = self._runs()
         for key in step.saved_keys:
-            base = self._sent(self._saved_rows(key))
-            rows[key.spec.name] = RowsByRequest(self._index, base, self._starts, ends)
+            base = self._sent(self._saved_rows(key, runs))
+            rows[key.name] = rows_by_request(index, base, first + row_0, ends + row_0)
         for name, gather in step.gathers.items():
             if name in rows:
                 continue
-            present = step.hits.rows.present[:, gather.key.index]
-            only = self._requests(step.hits.requests_with(present))
-            hit_end = layout.own_offsets
-            starts = np.minimum(self._starts, hit_end)
+            hit_first = np.minimum(first, own_first)
+            only = self._with_hit_rows(gather.key)
             base = self._sent(rows_tensor(gather.lease, gather.key.spec))
-            rows[name] = RowsByRequest(self._index, base, starts, hit_end, only)
-            first = np.minimum(self._first, layout.first)
-            key_spans[name] = SpansByRequest(self._index, first, layout.first, only)
-        hidden = rows.pop(HIDDEN_KEY, None)
+            rows[name] = rows_by_request(only, base, hit_first + row_0, own_first + row_0)
+            key_spans[name] = spans_by_request(only, hit_first, own_first)
+        leftovers: dict[str, Mapping[str, object]] = {}
+        if step.leftovers is not None:
+            starts, counts = self._page_offsets, step.events.num_tokens
+            leftovers = leftovers_by_request(index, step.leftovers, starts, counts)
         return StageOutputs(
-            hidden_states=hidden,
-            mm_outputs={**rows, **leftovers_by_request(self._index, self._step.leftovers)},
-            spans=SpansByRequest(self._index, self._first, step.ends),
+            hidden_states=rows.pop(HIDDEN_KEY, None),
+            mm_outputs={**rows, **leftovers},
+            spans=spans_by_request(index, first, ends),
             key_spans=key_spans,
             arrival=self._arrival,
         )
@@ -206,72 +186,43 @@ class Merge:
         copy, self._arrival = self._device.send(rows)
         return copy
 
-    def delivered(self) -> tuple[Int64Array, Int64Array]:
-        """The owners that got their rows, and the positions after them."""
-        if self._wanted is None:
-            return self._step.owners, self._step.ends
-        return self._step.owners[self._wanted], self._step.ends[self._wanted]
+    def _with_hit_rows(self, key: OpenKey) -> RequestIndex:
+        """Those of the requests that have hit rows of the key."""
+        ids = self._step.events.req_ids
+        found = {ids[i] for i in self._step.hits.requests_with(key.index).tolist()}
+        return RequestIndex(ids, [r for r in self._index.req_ids if r in found])
 
-    def _requests(self, indices: Int64Array) -> frozenset[str]:
-        ids = self._layout.req_ids
-        present = frozenset(ids[i] for i in indices.tolist())
-        return present & frozenset(self._index.req_ids)
-
-    def _saved_rows(self, key: OpenKey) -> torch.Tensor:
+    def _saved_rows(self, key: OpenKey, runs: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         """The key's output buffer, filled from the page; shape `(out_rows, *trailing_shape)`."""
-        layout, spec, hits = self._layout, key.spec, self._step.hits
-        gather = self._step.gathers.get(spec.name)
-        lease = (
-            gather.lease
-            if gather is not None
-            else self._buffers.lease(layout.out_rows * spec.row_bytes)
-        )
-        out = rows_view(lease, spec)
-        if gather is None and len(hits):
+        step, spec, hits = self._step, key.spec, self._step.hits
+        num_rows = step.events.total_tokens
+        gather = step.gathers.get(spec.name)
+        if gather is not None:
+            lease = gather.lease
+            out = rows_view(lease, spec)
+        else:
+            lease = self._buffers.lease((num_rows + len(hits)) * spec.row_bytes)
+            out = rows_view(lease, spec)
             out[hits.out_rows] = np.zeros((), out.dtype)
-        _, page_rows = key.pages[self._step.saved_page.index].first(layout.num_rows)
-        self._copy_page_rows(page_rows, out)
-        return rows_tensor(lease, spec)
-
-    def _copy_page_rows(self, page_rows: HostRows, out: HostRows) -> None:
-        for out_start, page_start, count in self._runs():
+        _, page_rows = key.pages[step.page.index].first(num_rows)
+        for out_start, page_start, count in runs:
             out[out_start : out_start + count] = page_rows[page_start : page_start + count]
-        if len(self._step.hits):
-            out_index, page_index = self._layout.own_hits()
-            if len(out_index):
-                out[out_index] = page_rows[page_index]
+        if hits is not NO_HITS:
+            own_out, own_page = self._own_hits
+            out[own_out] = page_rows[own_page]
+        return rows_tensor(lease, spec)
 
     def _runs(self) -> list[tuple[int, int, int]]:
         """(output row, page row, rows) of every stretch that is contiguous in both."""
-        layout = self._layout
-        if self._wanted is None and not len(self._step.hits):
-            return [(0, 0, layout.num_rows)]
-        wanted = np.arange(len(layout.req_ids)) if self._wanted is None else self._wanted
-        wanted = wanted[np.argsort(layout.page_offsets[wanted], kind="stable")]
-        page = layout.page_offsets[wanted]
-        out = layout.own_offsets[wanted]
-        counts = layout.counts[wanted]
-        if not len(wanted):
-            return []
-        broken = (page[1:] != page[:-1] + counts[:-1]) | (out[1:] != out[:-1] + counts[:-1])
-        heads = np.concatenate(([0], np.flatnonzero(broken) + 1))
+        events = self._step.events
+        if self._step.hits is NO_HITS and isinstance(self.which, slice):
+            return [(0, 0, events.total_tokens)]
+        which = np.arange(len(events.req_ids))[self.which]
+        which = which[np.argsort(self._page_offsets[which])]
+        page, counts = self._page_offsets[which], events.num_tokens[which]
+        out = (events.first_positions + self._row_of_position_0)[which]
+        is_head = np.ones(len(which), dtype=np.bool_)
+        is_head[1:] = (np.diff(page) != counts[:-1]) | (np.diff(out) != counts[:-1])
+        heads = np.flatnonzero(is_head)
         lengths = np.add.reduceat(counts, heads)
         return list(zip(out[heads].tolist(), page[heads].tolist(), lengths.tolist(), strict=True))
-
-
-def leftovers_by_request(
-    index: RequestIndex, pack: LeftoverPack | None
-) -> dict[str, Mapping[str, object]]:
-    """The leftovers of a step: tensors with the step's rows cut, everything else whole (D7)."""
-    layout = index.layout
-    if pack is None:
-        return {}
-    starts = layout.page_offsets
-    return {
-        name: RowsByRequest(index, payload, starts, starts + layout.counts)
-        if isinstance(payload, torch.Tensor)
-        and payload.dim() >= 1
-        and payload.shape[0] == layout.num_rows
-        else SharedByRequest(index, payload)
-        for name, payload in pack.unpack().items()
-    }

@@ -114,7 +114,7 @@ class StepSaver:
                 if reserved:
                     sources = zip(keys, staged.sources, strict=False)
                     clones = {key: clone for key, clone in sources if key.name in deferred}
-                    tables.deferred.add(clones, slots, step.req_ids)
+                    tables.deferred.add(clones, slots, step.events.req_ids)
                     if self._plane.budget.is_half_full(tables.deferred.num_bytes):
                         closed = self.closed_batch("budget")
             self._plane.log.append([*late, *write, *closed])

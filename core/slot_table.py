@@ -7,7 +7,6 @@ its row. There are no versions and no per-slot sequence numbers; the log's order
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -18,31 +17,10 @@ from slotmirror.core.events import Int64Array
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HitRows:
-    """Where the rows of a step's hit spans come from; H rows, K open keys.
-
-    slots    (H,) the slot of each hit row
-    own_row  (H,) the row of this very step that will write the slot, or -1
-    present  (H, K or more) whether the pool has the row for the key when this step has claimed
-             its slots; the columns of keys that are not open are False
-    """
-
-    slots: Int64Array
-    own_row: Int64Array
-    present: BoolArray
-
-
-_NO_SLOTS: Int64Array = np.empty(0, dtype=np.int64)
-NO_HIT_ROWS = HitRows(_NO_SLOTS, _NO_SLOTS, np.empty((0, 0), dtype=np.bool_))
-"""A step without hits."""
-
-
 class SlotTable:
     """Presence of every slot's row, for every open key."""
 
     def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
         self._num_keys = 0
         self._set_present(np.zeros((num_slots, 4), dtype=np.bool_))
         self._step_row = np.full(num_slots, -1, dtype=np.int64)
@@ -66,19 +44,21 @@ class SlotTable:
         self._num_keys += 1
         return self._num_keys - 1
 
-    def plan_hits(self, step_slots: Int64Array, hit_slots: Int64Array) -> HitRows:
+    def plan_hits(
+        self, step_slots: Int64Array, hit_slots: Int64Array
+    ) -> tuple[Int64Array, BoolArray]:
         """Where hit rows come from once `step_slots` are claimed; changes nothing.
 
-        Both arrays in range. Rows that the step itself writes lie on its own page (H1, H2).
+        Both arrays in range. Returns the row of the step that writes each hit slot, or -1, since
+        such a row lies on the step's own page (H1, H2); and, a column for each open key and some
+        more, whether the pool has it.
         """
-        if not len(hit_slots):
-            return NO_HIT_ROWS
         self._step_row[step_slots] = np.arange(len(step_slots), dtype=np.int64)
         own_row = self._step_row[hit_slots]
         self._step_row[step_slots] = -1
         present = self._bits[hit_slots].view(np.bool_).reshape(len(hit_slots), -1)
         present[own_row >= 0] = False
-        return HitRows(slots=hit_slots, own_row=own_row, present=present)
+        return own_row, present
 
     def claim(self, slots: Int64Array) -> None:
         """Slots that this step writes: absent for every key until its save (C2, C3, D6)."""
@@ -104,8 +84,3 @@ class SlotTable:
     def num_present(self, key_index: int) -> int:
         """Slots that have a row of the key."""
         return int(np.count_nonzero(self._present[:, key_index]))
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of the table."""
-        return self._num_slots

@@ -4,85 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.errors import EngineDivergenceError, InternalError
-from slotmirror.core.events import Int64Array, StepEvents
-from slotmirror.core.hits import Hits
+from slotmirror.core.errors import EngineDivergenceError
+from slotmirror.core.events import Int64Array, StepEvents, ranges
+from slotmirror.core.hits import NO_HITS, Hits
+from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.operations import GatherTask
 from slotmirror.core.staging import StagingPage
-
-_NONE: Int64Array = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MissingRows:
-    """Hit rows whose hidden states are absent (D5): index of the request, position, slot; (M,)."""
-
-    request: Int64Array
-    position: Int64Array
-    slot: Int64Array
-
-
-NOTHING_MISSING = MissingRows(_NONE, _NONE, _NONE)
-
-
-class StepState(Enum):
-    """Where a step stands; `unconsumed.py` moves it."""
-
-    OPEN = "open"
-    SAVED = "saved"
-    CONSUMING = "consuming"
 
 
 @dataclass(slots=True, eq=False)
 class Step:
     """A step's plan, and from its save on what it holds.
 
-    The manager lock covers `state` and `delivered_before`. The rest is written by the engine
+    The manager lock covers `consuming` and `delivered_before`. The rest is written by the engine
     thread before the step id is given out.
 
     owners            (R,) owner row of each request
     ends              (R,) position after each request's last row that may be delivered
     replays           indices of requests that begin below what they saved before (L3)
     drafted           indices of requests with unverified drafts; empty once verified (L7)
+    consuming         whether it is being materialized right now
+
+    From its save on:
+
+    order             order of requests on the page, or None for the batch order
     delivered_before  (R,) positions up to which earlier steps have delivered each request; final
                       when the step is consumed, for a replay's earlier steps go first (L3)
-    order             order of requests on the page, or None for the batch order
     """
 
     step_id: int
     events: StepEvents
     hits: Hits
     gathers: dict[str, GatherTask]
-    missing: MissingRows
     epoch: int
     owners: Int64Array
     ends: Int64Array
     replays: Int64Array
     drafted: Int64Array
-    delivered_before: Int64Array = field(default_factory=lambda: _NONE)
-    state: StepState = StepState.OPEN
+    consuming: bool = False
     order: Int64Array | None = None
-    page: StagingPage | None = None
     saved_keys: tuple[OpenKey, ...] = ()
     leftovers: LeftoverPack | None = None
-
-    @property
-    def req_ids(self) -> tuple[str, ...]:
-        """The scheduled requests, in batch order."""
-        return self.events.req_ids
-
-    @property
-    def saved_page(self) -> StagingPage:
-        """The page of a saved step."""
-        if self.page is None:
-            raise InternalError(f"step {self.step_id} has no page: it was not saved")
-        return self.page
+    page: StagingPage = field(init=False)
+    delivered_before: Int64Array = field(init=False)
 
     def verified_ends(self, positions: Mapping[str, int]) -> Int64Array:
         """Ends of the drafted requests, cut at the accepted tokens; changes nothing (L7).
@@ -90,7 +59,7 @@ class Step:
         Raises `EngineDivergenceError` for one whose accepted position is missing or impossible.
         """
         first = self.events.first_positions[self.drafted]
-        names = [self.req_ids[i] for i in self.drafted.tolist()]
+        names = [self.events.req_ids[i] for i in self.drafted.tolist()]
         ends = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
         wrong = (ends <= first) | (ends > self.ends[self.drafted])
         if wrong.any():
@@ -104,20 +73,25 @@ class Step:
         """Deliver the drafted requests up to `accepted`, which `verified_ends` gave."""
         self.ends = self.ends.copy()
         self.ends[self.drafted] = accepted
-        self.drafted = _NONE
+        self.drafted = self.drafted[:0]
 
     def missing_in(self, wanted: Sequence[str] | None) -> list[tuple[str, list[int]]]:
-        """Requests among these with missing rows that would be delivered, and their slots (D5).
+        """Requests among these with hit rows to deliver whose hidden states are neither in the
+        pool nor computed by the step, and the slots of these rows (D5).
 
         What an earlier step has delivered already is not read, so it is not missed (L2).
         """
-        missing = self.missing
-        if missing is NOTHING_MISSING:
+        hits, spans = self.hits, self.hits.spans
+        if hits is NO_HITS or HIDDEN_KEY not in [key.name for key in self.saved_keys]:
             return []
-        due = missing.position >= self.delivered_before[missing.request]
-        found: list[tuple[str, list[int]]] = []
-        for request in np.unique(missing.request[due]).tolist():
-            req_id = self.req_ids[request]
+        request = np.repeat(spans.request, spans.length)
+        position = np.repeat(spans.first, spans.length) + ranges(spans.length)
+        missing = (hits.own_row < 0) & (position >= self.delivered_before[request])
+        if HIDDEN_KEY in self.gathers:
+            missing &= ~hits.present[:, self.gathers[HIDDEN_KEY].key.index]
+        found = []
+        for i in np.unique(request[missing]).tolist():
+            req_id = self.events.req_ids[i]
             if wanted is None or req_id in wanted:
-                found.append((req_id, missing.slot[due & (missing.request == request)].tolist()))
+                found.append((req_id, spans.slots[missing & (request == i)].tolist()))
         return found

@@ -18,7 +18,7 @@ from slotmirror.core.errors import (
     UnknownStepError,
 )
 from slotmirror.core.events import Int64Array
-from slotmirror.core.step import Step, StepState
+from slotmirror.core.step import Step
 
 
 class UnconsumedSteps:
@@ -31,7 +31,6 @@ class UnconsumedSteps:
 
     def add(self, step: Step) -> int:
         """A step was saved; returns its id."""
-        step.state = StepState.SAVED
         self._steps[step.step_id] = step
         self._last_id = step.step_id
         return step.step_id
@@ -47,14 +46,14 @@ class UnconsumedSteps:
     @property
     def num_consuming(self) -> int:
         """Steps that are being materialized right now; also without the lock."""
-        return sum(step.state is StepState.CONSUMING for step in list(self._steps.values()))
+        return sum(step.consuming for step in list(self._steps.values()))
 
     def begin(self, step_id: int, req_ids: Sequence[str] | None) -> Step:
         """Claim a step for the calling consumer; changes nothing when it raises."""
         self._check_open()
         step = self._saved(step_id)
-        if req_ids is not None and req_ids != step.req_ids:
-            absent = set(req_ids).difference(step.req_ids)
+        if req_ids is not None and req_ids != step.events.req_ids:
+            absent = set(req_ids).difference(step.events.req_ids)
             if absent:
                 raise RequestNotInStepError(step_id, sorted(absent))
         if len(step.drafted):
@@ -63,7 +62,7 @@ class UnconsumedSteps:
                 "next new_step_starts, whose verified_positions say what was accepted"
             )
         self._check_replays(step)
-        step.state = StepState.CONSUMING
+        step.consuming = True
         return step
 
     def abort(self, step: Step) -> bool:
@@ -74,7 +73,7 @@ class UnconsumedSteps:
         """
         if self._closed:
             return False
-        step.state = StepState.SAVED
+        step.consuming = False
         return True
 
     def drop(self, step: Step) -> None:
@@ -105,7 +104,7 @@ class UnconsumedSteps:
     def close(self) -> list[Step]:
         """Refuse further consumers; removes and returns every step that none is busy with."""
         self._closed = True
-        idle = [s for s in self._steps.values() if s.state is not StepState.CONSUMING]
+        idle = [step for step in self._steps.values() if not step.consuming]
         for step in idle:
             del self._steps[step.step_id]
         return idle
@@ -120,7 +119,7 @@ class UnconsumedSteps:
             given_out = 0 < step_id <= self._last_id
             reason = "was already consumed" if given_out else "was never given out"
             raise UnknownStepError(step_id, reason, self.ids())
-        if step.state is StepState.CONSUMING:
+        if step.consuming:
             raise StepStateError(
                 f"step {step_id} is being materialized by another call: one consumer per step"
             )
@@ -139,5 +138,5 @@ class UnconsumedSteps:
                     earlier.append(other.step_id)
                     late |= shared
         if earlier:
-            names = [step.req_ids[i] for i in step.replays[late].tolist()]
+            names = [step.events.req_ids[i] for i in step.replays[late].tolist()]
             raise ReplayOrderError(step.step_id, earlier, names)

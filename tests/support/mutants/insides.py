@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slotmirror.core import open_keys, oplog, split
+from slotmirror.core import hit_planning, manager, open_keys, oplog, split
 from slotmirror.core.committer import Committer
 from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.deferred import DeferredRows, DeviceBudget
 from slotmirror.core.device_outputs import DeviceOutputs
-from slotmirror.core.hit_planning import HitPlanner
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.manager import PrefixCacheManager
@@ -27,7 +26,7 @@ from slotmirror.core.merge import Merge
 from slotmirror.core.operations import GatherTask, WriteTask
 from slotmirror.core.page_transfer import PageTransfer
 from slotmirror.core.saving import StepSaver
-from slotmirror.core.slot_table import NO_HIT_ROWS, HitRows, SlotTable
+from slotmirror.core.slot_table import SlotTable
 from slotmirror.core.staging import StagingPage, StagingRing
 from slotmirror.core.unconsumed import UnconsumedSteps
 from slotmirror.core.write_task import TaskProgress
@@ -81,8 +80,8 @@ HALF_FULL = Part(DeviceBudget, "is_half_full")
 FITS = Part(DeviceBudget, "fits")
 
 # Reads and outputs.
-PLAN_GATHERS = Part(HitPlanner, "gathers")
-PLAN_GATHER = Part(HitPlanner, "_gather")
+PLAN_GATHERS = Part(manager, "plan_gathers")
+MAKE_GATHER = Part(hit_planning, "GatherTask")
 RUN_GATHER = Part(GatherTask, "run")
 AWAIT_ROWS = Part(DataPlane, "await_rows")
 MAKE_MERGE = Part(Merge, "__init__")
@@ -121,12 +120,9 @@ def zero_absent_rows(gather: Any) -> None:
         gather._out[gather._zero_rows] = np.zeros((), gather._out.dtype)
 
 
-def hits_without_own_rows(table: Any, hit_slots: Any) -> HitRows:
+def hits_without_own_rows(table: Any, hit_slots: Any) -> Any:
     """Hit rows as the pool has them, whatever the step itself computes."""
-    if not len(hit_slots):
-        return NO_HIT_ROWS
-    present = table._present[hit_slots, : table._num_keys]
-    return HitRows(hit_slots, np.full(len(hit_slots), -1), present)
+    return np.full(len(hit_slots), -1), table._present[hit_slots]
 
 
 def mark_present(table: Any, slots: Any, key_indices: Any) -> None:
@@ -178,14 +174,9 @@ def unconsumed_step(consumers: Any, step_id: int) -> Any:
     return consumers._steps._steps.get(step_id)
 
 
-def meter_of_planner(planner: Any) -> Any:
-    """What tells one cache's planner from another's."""
-    return planner._meter
-
-
-def meter_of_consumers(consumers: Any) -> Any:
-    """The same for the consumers."""
-    return consumers._plane.meter
+def plane_of_consumers(consumers: Any) -> Any:
+    """What tells one cache's consumers from another's."""
+    return consumers._plane
 
 
 def claim_timeout_s(mover: Any) -> float:

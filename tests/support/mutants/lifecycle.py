@@ -69,15 +69,15 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
     plan, materialize = insides.PLAN_GATHERS.original, insides.MATERIALIZE.original
     registered = {}
 
-    def register(self, events, hits, keys):
-        gathers = plan(self, events, hits, keys)
-        registered.setdefault(id(insides.meter_of_planner(self)), {})[id(hits)] = gathers
+    def register(events, hits, keys, plane):
+        gathers = plan(events, hits, keys, plane)
+        registered.setdefault(id(plane), {})[id(hits)] = gathers
         return gathers
 
     def fetch(self, step_id, req_ids, **settings):
         step = insides.unconsumed_step(self, step_id)
         out = materialize(self, step_id, req_ids, **settings)
-        registered.get(id(insides.meter_of_consumers(self)), {}).pop(id(step.hits), None)
+        registered.get(id(insides.plane_of_consumers(self)), {}).pop(id(step.hits), None)
         return out
 
     insides.PLAN_GATHERS.replace(patches, register)

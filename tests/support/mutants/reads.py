@@ -27,14 +27,14 @@ def hits_ignore_what_the_step_computes(patches: pytest.MonkeyPatch) -> None:
 
 
 def gathers_when_it_plans(patches: pytest.MonkeyPatch) -> None:
-    plan = insides.PLAN_GATHER.original
+    make = insides.MAKE_GATHER.original
 
-    def gather_now(self, hits, out_rows, key):
-        task = plan(self, hits, out_rows, key)
+    def gather_now(*arguments):
+        task = make(*arguments)
         insides.read_pool_now(task)
         return task
 
-    insides.PLAN_GATHER.replace(patches, gather_now)
+    insides.MAKE_GATHER.replace(patches, gather_now)
     insides.RUN_GATHER.replace(patches, lambda self, mover: insides.zero_absent_rows(self))
 
 
