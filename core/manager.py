@@ -93,11 +93,12 @@ class PrefixCacheManager:
         tables = self._tables
         with tables.lock:
             accepted = tables.accepted_ends(events)
-            plan = tables.registry.plan(events)
+            spans = tables.registry.plan(events)
             check_slots(events, self.config)
-            hit_slots = plan.spans.slots
-            rows = tables.slots.plan_hits(events.slots, hit_slots) if len(hit_slots) else None
-        hits = NO_HITS if rows is None else Hits(events, plan.spans, *rows)
+            rows = None
+            if len(spans.slots):
+                rows = tables.slots.plan_hits(events.slots, spans.slots)
+        hits = NO_HITS if rows is None else Hits(events, spans, *rows)
         gathers: dict[str, GatherTask] = {}
         if hits is not NO_HITS:
             # Outputs that have reached the device are not alive any more (M3).
@@ -109,10 +110,10 @@ class PrefixCacheManager:
             tables.settle_drafts(accepted)
             tables.abandon_open_step()
             if tables.deferred.num_bytes:
-                self._log.append(self._saver.batch_closed_by(events, hit_slots))
+                self._log.append(self._saver.batch_closed_by(events, spans.slots))
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             oldest = tables.steps.oldest_id(step_id)
-            owners = tables.registry.apply(events, plan, step_id, oldest)
+            owners = tables.registry.apply(events, spans, step_id, oldest)
             tables.slots.claim(events.slots)
             if events.total_tokens:
                 tables.open_step = Step(
@@ -123,7 +124,7 @@ class PrefixCacheManager:
                     epoch=tables.epoch,
                     owners=owners,
                     ends=events.first_positions + events.num_tokens,
-                    replays=tables.registry.replays(owners, plan.spans.first_delivered(events)),
+                    replays=tables.registry.replays(owners, spans.first_delivered(events)),
                     drafted=events.indices_of(events.drafted),
                 )
             if hits is not NO_HITS:

@@ -13,8 +13,9 @@ from support.mutants.mutant import Mutant
 def a_resume_has_no_hit_span(patches: pytest.MonkeyPatch) -> None:
     spans = insides.SPANS_OF_HITS.original
 
-    def fresh_only(self, events, hits):
-        return spans(self, events, [h for h in hits if not insides.is_live(self, h[0].req_id)])
+    def fresh_only(self, events, index, hits):
+        fresh = [h for h in hits if not insides.is_live(self, h[0].req_id)]
+        return spans(self, events, index, fresh)
 
     insides.SPANS_OF_HITS.replace(patches, fresh_only)
 
@@ -22,7 +23,7 @@ def a_resume_has_no_hit_span(patches: pytest.MonkeyPatch) -> None:
 def a_continuation_is_a_hit(patches: pytest.MonkeyPatch) -> None:
     spans = insides.SPANS_OF_HITS.original
 
-    def live_too(self, events, hits):
+    def live_too(self, events, index, hits):
         known = {request.req_id for request, _ in hits}
         more = [
             (request, 0)
@@ -30,7 +31,7 @@ def a_continuation_is_a_hit(patches: pytest.MonkeyPatch) -> None:
             if request.req_id not in known
             and request.num_computed_tokens % insides.block_size_of(self) == 0
         ]
-        return spans(self, events, [*hits, *more])
+        return spans(self, events, index, [*hits, *more])
 
     insides.SPANS_OF_HITS.replace(patches, live_too)
 
