@@ -26,6 +26,7 @@ class StepConsumers:
         """See `PrefixCacheManager.materialize`."""
         wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
         with self._lock:
+            self._tables.check_open()
             step = self._steps.begin(step_id, wanted)
         if wanted == step.events.req_ids:
             wanted = None
@@ -39,11 +40,12 @@ class StepConsumers:
             outputs = merge.outputs()
         except BaseException:
             with self._lock:
-                if not self._steps.abort(step):
-                    # Shut down meanwhile: the release is in the log before the step stops
+                if self._tables.closed:
+                    # Nobody will consume it. The release is in the log before the step stops
                     # counting as busy, so the shutdown waits for it.
                     self._plane.log.append([self._plane.release_of(step)])
                     self._steps.drop(step)
+                step.consuming = False
             self._plane.committer.kick()
             self._plane.log.wake()
             raise
@@ -64,6 +66,7 @@ class StepConsumers:
     def discard(self, step_id: int) -> None:
         """See `PrefixCacheManager.discard_step`."""
         with self._lock:
+            self._tables.check_open()
             step = self._steps.take(step_id)
             self._plane.log.append([self._plane.release_of(step)])
             self._plane.stats.steps_discarded += 1

@@ -112,7 +112,7 @@ class PrefixCacheManager:
             if tables.deferred.num_bytes:
                 self._log.append(self._saver.batch_closed_by(events, spans.slots))
             step_id = self._stats.steps_started = self._stats.steps_started + 1
-            oldest = tables.steps.oldest_id(step_id)
+            oldest = min(tables.steps.ids(), default=step_id)
             owners = tables.registry.apply(events, spans, step_id, oldest)
             tables.slots.claim(events.slots)
             if events.total_tokens:
@@ -242,7 +242,7 @@ class PrefixCacheManager:
             if not tables.engine_busy:
                 tables.abandon_open_step()
             self._log.append(self._saver.closed_batch("shutdown"))
-            self._log.append([self._plane.release_of(step) for step in tables.steps.close()])
+            self._log.append([self._plane.release_of(step) for step in tables.steps.take_idle()])
         self._plane.begin_close()
         self._plane.committer.kick()
         if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from slotmirror.core.errors import (
-    CacheShutDownError,
     ReplayOrderError,
     RequestNotInStepError,
     StepStateError,
@@ -27,21 +26,15 @@ class UnconsumedSteps:
     def __init__(self) -> None:
         self._steps: dict[int, Step] = {}
         self._last_id = 0
-        self._closed = False
 
-    def add(self, step: Step) -> int:
-        """A step was saved; returns its id."""
+    def add(self, step: Step) -> None:
+        """A step was saved."""
         self._steps[step.step_id] = step
         self._last_id = step.step_id
-        return step.step_id
 
     def ids(self) -> list[int]:
         """Ids of unconsumed steps; also without the lock, then perhaps a step late."""
         return list(self._steps)
-
-    def oldest_id(self, newest: int) -> int:
-        """The oldest unconsumed step; `newest` if there is none."""
-        return next(iter(self._steps), newest)
 
     @property
     def num_consuming(self) -> int:
@@ -50,7 +43,6 @@ class UnconsumedSteps:
 
     def begin(self, step_id: int, req_ids: Sequence[str] | None) -> Step:
         """Claim a step for the calling consumer; changes nothing when it raises."""
-        self._check_open()
         step = self._saved(step_id)
         if req_ids is not None and req_ids != step.events.req_ids:
             absent = set(req_ids).difference(step.events.req_ids)
@@ -65,19 +57,21 @@ class UnconsumedSteps:
         step.consuming = True
         return step
 
-    def abort(self, step: Step) -> bool:
-        """The consumer failed; the step may be consumed by another call.
+    def take(self, step_id: int) -> Step:
+        """Remove a step that is to be given up."""
+        step = self._saved(step_id)
+        self.drop(step)
+        return step
 
-        False after `close`: nobody will consume it. The caller must give it up, and it counts as
-        busy until `drop`, so that a shutdown waits for that.
-        """
-        if self._closed:
-            return False
-        step.consuming = False
-        return True
+    def take_idle(self) -> list[Step]:
+        """Remove every step that no consumer is busy with."""
+        idle = [step for step in self._steps.values() if not step.consuming]
+        for step in idle:
+            self.drop(step)
+        return idle
 
     def drop(self, step: Step) -> None:
-        """The step was given up after `close`."""
+        """Forget a step, busy or not."""
         del self._steps[step.step_id]
 
     def finish(self, step: Step, owners: Int64Array, ends: Int64Array) -> None:
@@ -86,32 +80,12 @@ class UnconsumedSteps:
         Later replays of them are cut there. Only later ones: a step may be consumed before a
         replay that came earlier, and what it delivered lies behind the replay's rows.
         """
-        del self._steps[step.step_id]
+        self.drop(step)
         for later in self._steps.values():
-            if later.step_id > step.step_id and len(later.replays):
-                replayed = later.owners[later.replays]
-                for index, owner in zip(later.replays.tolist(), replayed.tolist(), strict=True):
-                    delivered = ends[owners == owner].max(initial=0)
-                    later.delivered_before[index] = max(later.delivered_before[index], delivered)
-
-    def take(self, step_id: int) -> Step:
-        """Remove a step that is to be discarded."""
-        self._check_open()
-        step = self._saved(step_id)
-        del self._steps[step_id]
-        return step
-
-    def close(self) -> list[Step]:
-        """Refuse further consumers; removes and returns every step that none is busy with."""
-        self._closed = True
-        idle = [step for step in self._steps.values() if not step.consuming]
-        for step in idle:
-            del self._steps[step.step_id]
-        return idle
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise CacheShutDownError("this cache was shut down; make a new manager")
+            if later.step_id > step.step_id:
+                for i in later.replays.tolist():
+                    delivered = ends[owners == later.owners[i]].max(initial=0)
+                    later.delivered_before[i] = max(later.delivered_before[i], delivered)
 
     def _saved(self, step_id: int) -> Step:
         step = self._steps.get(step_id)
@@ -129,14 +103,12 @@ class UnconsumedSteps:
         if not len(step.replays):
             return
         replayed = step.owners[step.replays]
-        earlier: list[int] = []
-        late = np.zeros(len(replayed), dtype=np.bool_)
-        for other in self._steps.values():
-            if other.step_id < step.step_id:
-                shared = np.isin(replayed, other.owners)
-                if shared.any():
-                    earlier.append(other.step_id)
-                    late |= shared
+        earlier = [
+            other
+            for other in self._steps.values()
+            if other.step_id < step.step_id and np.isin(replayed, other.owners).any()
+        ]
         if earlier:
+            late = np.isin(replayed, np.concatenate([other.owners for other in earlier]))
             names = [step.events.req_ids[i] for i in step.replays[late].tolist()]
-            raise ReplayOrderError(step.step_id, earlier, names)
+            raise ReplayOrderError(step.step_id, [other.step_id for other in earlier], names)

@@ -324,7 +324,7 @@ def test_T4_the_tables_are_touched_under_the_manager_lock_alone() -> None:
         ),
         (tables.slots, "plan_hits claim mark_written clear open_key"),
         (tables.deferred, "reason_to_close kill add close"),
-        (tables.steps, "add begin abort finish take close"),
+        (tables.steps, "add begin finish take take_idle drop"),
     ):
         for name in names.split():
             guard(owner, name)

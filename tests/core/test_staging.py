@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from slotmirror.core.errors import (
 )
 from slotmirror.core.events import AdmittedRequest
 from slotmirror.core.manager import PrefixCacheManager
+from slotmirror.core.oplog import Operation
 from slotmirror.core.policy import ModelCachePolicy
 from support.caches import Driver, firsts, rows
 from support.gated_backend import GatedBackend
@@ -273,13 +275,25 @@ def test_S3_a_step_that_is_given_up_counts_as_busy_until_its_release_is_in_the_l
     """A shutdown that looks in between must not close the ring before the page is back."""
     driver = Driver()
     step_id = begun(driver, "a", 0)
-    steps = driver.cache._tables.steps
-    step = steps.begin(step_id, None)
-    assert steps.close() == []
-    assert not steps.abort(step)
-    assert steps.num_consuming == 1
-    steps.drop(step)
+    cache, steps, log = driver.cache, driver.cache._tables.steps, driver.cache._plane.log
+    append, busy = log.append, []
+
+    def shut_down_meanwhile(*_: object) -> None:
+        cache._tables.closed = True
+        assert steps.take_idle() == []
+        raise MemoryError
+
+    def append_and_look(operations: Sequence[Operation]) -> None:
+        append(operations)
+        busy.append(steps.num_consuming)
+
+    cache._plane.await_rows = shut_down_meanwhile  # type: ignore[method-assign]
+    log.append = append_and_look  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        cache.materialize(step_id)
+    assert busy == [1]
     assert steps.num_consuming == 0
+    assert steps.ids() == []
 
 
 def test_S3_quiesce_drains_the_log_and_is_bounded() -> None:
