@@ -15,9 +15,6 @@ class StepConsumers:
 
     def __init__(self, tables: Tables, plane: DataPlane) -> None:
         self._tables = tables
-        self._lock = tables.lock
-        self._steps = tables.steps
-        self._registry = tables.registry
         self._plane = plane
 
     def materialize(
@@ -25,26 +22,26 @@ class StepConsumers:
     ) -> StageOutputs:
         """See `PrefixCacheManager.materialize`."""
         wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
-        with self._lock:
+        with self._tables.lock:
             self._tables.check_open()
-            step = self._steps.begin(step_id, wanted)
+            step = self._tables.steps.begin(step_id, wanted)
         if wanted == step.events.req_ids:
             wanted = None
         try:
-            self._plane.await_rows(step, self._steps.ids)
+            self._plane.await_rows(step, self._tables.steps.ids)
             missing = step.missing_in(wanted)
             if missing:
                 raise MissingRowsError(step.step_id, missing)
-            target = self._plane.device_outputs if device else None
-            merge = Merge(step, wanted, self._plane.buffers, target)
+            sender = self._plane.device_outputs if device else None
+            merge = Merge(step, wanted, self._plane.buffers, sender)
             outputs = merge.outputs()
         except BaseException:
-            with self._lock:
+            with self._tables.lock:
                 if self._tables.closed:
                     # Nobody will consume it. The release is in the log before the step stops
                     # counting as busy, so the shutdown waits for it.
                     self._plane.log.append([self._plane.release_of(step)])
-                    self._steps.drop(step)
+                    self._tables.steps.drop(step)
                 step.consuming = False
             self._plane.committer.kick()
             self._plane.log.wake()
@@ -52,9 +49,9 @@ class StepConsumers:
         # Before the step stops counting as busy: a shutdown then finds the page free (S3).
         self._plane.ring.let_go(step.page)
         owners, ends = step.owners[merge.which], step.ends[merge.which]
-        with self._lock:
-            self._registry.note_delivered(owners, ends)
-            self._steps.finish(step, owners, ends)
+        with self._tables.lock:
+            self._tables.registry.note_delivered(owners, ends)
+            self._tables.steps.finish(step, owners, ends)
             self._plane.stats.steps_materialized += 1
         if self._tables.closed:
             # A shutdown that looked before the step was finished waits for it.
@@ -65,9 +62,9 @@ class StepConsumers:
 
     def discard(self, step_id: int) -> None:
         """See `PrefixCacheManager.discard_step`."""
-        with self._lock:
+        with self._tables.lock:
             self._tables.check_open()
-            step = self._steps.take(step_id)
+            step = self._tables.steps.take(step_id)
             self._plane.log.append([self._plane.release_of(step)])
             self._plane.stats.steps_discarded += 1
         self._plane.committer.kick()

@@ -46,10 +46,6 @@ class HitRegistry:
         self._last_ids: tuple[str, ...] = ()
         self._last_rows = np.empty(0, dtype=np.int64)
 
-    def __len__(self) -> int:
-        """Live owners."""
-        return len(self._row_of)
-
     # -- deciding ---------------------------------------------------------------------------
 
     def plan(self, events: StepEvents) -> HitSpans:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slotmirror.core.events import Int64Array, StepEvents, offsets, ranges
+from slotmirror.core.layout import batch_rows
 from slotmirror.core.slot_table import BoolArray
 
 
@@ -72,11 +73,23 @@ class Hits:
 
         Regions of requests without hits follow the others, in page order.
         """
+        if not len(self):
+            return offsets(events.num_tokens, order) - events.first_positions
         first = self.spans.first_delivered(events)
         page_order = np.arange(len(first)) if order is None else order
         others = page_order[(first == events.first_positions)[page_order]]
         lengths = events.first_positions + events.num_tokens - first
         return offsets(lengths, np.concatenate((self.spans.request, others))) - first
+
+    def own_rows(
+        self, events: StepEvents, order: Int64Array | None
+    ) -> tuple[Int64Array, Int64Array]:
+        """(output rows, page rows) of the hit rows that this very step computed (H1)."""
+        own = np.flatnonzero(self.own_row >= 0)
+        rows = self.own_row[own]
+        if len(own) and order is not None:
+            rows = np.argsort(batch_rows(events, order))[rows]
+        return self.out_rows[own], rows
 
     def requests_with(self, key_index: int) -> Int64Array:
         """Indices of hit requests of which the pool has at least one row for the key."""

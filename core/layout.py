@@ -75,8 +75,7 @@ def row_order(events: StepEvents, req_ids: Sequence[str] | None) -> Int64Array |
     if req_ids is None or tuple(req_ids) == events.req_ids:
         return None
     index = {req_id: i for i, req_id in enumerate(events.req_ids)}
-    unknown = [req_id for req_id in req_ids if req_id not in index]
-    if unknown or len(req_ids) != len(index) or len(set(req_ids)) != len(index):
+    if len(req_ids) != len(index) or set(req_ids) != index.keys():
         raise RowLayoutError(
             f"req_ids {list(req_ids)} is not an order of the requests scheduled in this step "
             f"{list(events.req_ids)}"

@@ -17,36 +17,22 @@ import torch
 _ALIGNMENT_BYTES = 64
 
 
-class _Parked:
-    """Stands in the structure for its tensor number `index`; no dataclass, which is a container."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
 class LeftoverPack:
-    """The leftovers of one step, taken apart into structure and tensors."""
+    """The leftovers of one step: their structures, with tensors of the engine's in them at first,
+    then with their copies in the arena.
+    """
 
     def __init__(self, leftovers: Mapping[str, object]) -> None:
-        """Take the structures apart; containers and arrays are copied, other values shared."""
-        self._tensors: list[torch.Tensor] = []
-        self._structure = {name: _rebuilt(value, self._park) for name, value in leftovers.items()}
-        self._offsets: list[int] = []
-        end = 0
-        for tensor in self._tensors:
-            self._offsets.append(end)
-            end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        self.has_tensors = bool(self._tensors)
-        self.num_bytes = end
-        """Bytes of arena that the tensors take."""
-        self._parked: list[torch.Tensor] = []
+        """Rebuild the structures; containers and arrays are copied, other values shared."""
+        self.num_bytes = 0
+        """Bytes of arena that the tensors take; 0 if there is none, even an empty one."""
+        self._structures = dict(leftovers)
+        self._structures = self._with(self._taken)
 
-    def _park(self, leaf: object) -> object:
+    def _taken(self, leaf: object) -> object:
         if isinstance(leaf, torch.Tensor):
-            self._tensors.append(leaf.detach())
-            return _Parked(len(self._tensors) - 1)
+            self.num_bytes += _arena_bytes(leaf)
+            return leaf.detach()
         return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
     def copies_into(self, arena: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -54,20 +40,31 @@ class LeftoverPack:
 
         Forgets the sources: from now on the pack speaks of the arena alone.
         """
-        sources, self._tensors = self._tensors, []
-        self._parked = [
-            arena[offset : offset + source.nbytes].view(source.dtype).view(source.shape)
-            for source, offset in zip(sources, self._offsets, strict=True)
-        ]
-        return list(zip(sources, self._parked, strict=True))
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        start = 0
+
+        def moved(leaf: object) -> object:
+            nonlocal start
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            place = arena[start : start + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
+            start += _arena_bytes(leaf)
+            pairs.append((leaf, place))
+            return place
+
+        self._structures = self._with(moved)
+        return pairs
 
     def unpack(self) -> dict[str, object]:
         """The leftovers in memory of their own; the copies must have arrived."""
+        return self._with(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
 
-        def unpark(leaf: object) -> object:
-            return self._parked[leaf.index].clone() if isinstance(leaf, _Parked) else leaf
+    def _with(self, leaf: Callable[[object], object]) -> dict[str, object]:
+        return {name: _rebuilt(value, leaf) for name, value in self._structures.items()}
 
-        return {name: _rebuilt(value, unpark) for name, value in self._structure.items()}
+
+def _arena_bytes(tensor: torch.Tensor) -> int:
+    return (tensor.nbytes // _ALIGNMENT_BYTES + 1) * _ALIGNMENT_BYTES
 
 
 def _rebuilt(value: object, leaf: Callable[[object], object]) -> object:

@@ -21,7 +21,6 @@ from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.events import Int64Array, offsets
 from slotmirror.core.hits import NO_HITS
 from slotmirror.core.key_spec import HIDDEN_KEY
-from slotmirror.core.layout import batch_rows
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.step import Step
 
@@ -138,16 +137,8 @@ class Merge:
         # Nobody else's is: what was saved before, and so delivered, ends where it begins.
         delivered = np.minimum(step.delivered_before, step.ends)
         self._first = np.maximum(hits.spans.first_delivered(events), delivered)
-        if hits is NO_HITS:
-            self._row_of_position_0 = self._page_offsets - events.first_positions
-            self._own_hits = (hits.out_rows, hits.own_row)
-        else:
-            self._row_of_position_0 = hits.row_of_position_0(events, order)
-            own = np.flatnonzero(hits.own_row >= 0)
-            rows = hits.own_row[own]
-            if order is not None:
-                rows = np.argsort(batch_rows(events, order))[rows]
-            self._own_hits = (hits.out_rows[own], rows)
+        self._row_of_position_0 = hits.row_of_position_0(events, order)
+        self._own_out, self._own_page = hits.own_rows(events, order)
 
     def outputs(self) -> StageOutputs:
         """Copy the rows and wrap them."""
@@ -207,9 +198,7 @@ class Merge:
         _, page_rows = key.pages[step.page.index].first(num_rows)
         for out_start, page_start, count in runs:
             out[out_start : out_start + count] = page_rows[page_start : page_start + count]
-        if hits is not NO_HITS:
-            own_out, own_page = self._own_hits
-            out[own_out] = page_rows[own_page]
+        out[self._own_out] = page_rows[self._own_page]
         return rows_tensor(lease, spec)
 
     def _runs(self) -> list[tuple[int, int, int]]:

@@ -72,7 +72,7 @@ class PageTransfer:
         try:
             tensors = list(rows)
             targets = [key.pages[page.index].first(num_rows)[0] for key in keys]
-            if leftovers is not None and leftovers.has_tensors:
+            if leftovers is not None and leftovers.num_bytes:
                 arena = page.arena(leftovers.num_bytes, self._pinned)
                 for source, target in leftovers.copies_into(arena):
                     tensors.append(source)

@@ -80,7 +80,3 @@ class SlotTable:
     def clear(self) -> None:
         """Every slot absent for every key (R1)."""
         self._present[:] = False
-
-    def num_present(self, key_index: int) -> int:
-        """Slots that have a row of the key."""
-        return int(np.count_nonzero(self._present[:, key_index]))

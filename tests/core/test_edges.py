@@ -105,7 +105,7 @@ def test_rows_of_owners_are_reused_however_their_steps_end() -> None:
             consume = driver.cache.materialize if number % 3 == 1 else driver.cache.discard_step
             consume(step_id)
     assert len(driver.cache._tables.registry._saved_end) == 16
-    assert len(driver.cache._tables.registry) == 1
+    assert len(driver.cache._tables.registry._row_of) == 1
 
 
 def test_L1_a_new_owner_does_not_inherit_a_preemption() -> None:

@@ -171,7 +171,7 @@ def block_size_of(registry: Any) -> int:
 
 def unconsumed_step(consumers: Any, step_id: int) -> Any:
     """A step that waits for its consumer, None if there is none."""
-    return consumers._steps._steps.get(step_id)
+    return consumers._tables.steps._steps.get(step_id)
 
 
 def plane_of_consumers(consumers: Any) -> Any:
