@@ -93,7 +93,7 @@ def offsets(counts: Int64Array, order: Int64Array | None = None) -> Int64Array:
     is their own by default: counts (3, 1, 2) → 0 3 4, in the order (2, 0, 1) → 2 5 0.
     """
     if order is None:
-        return np.cumsum(counts) - counts
+        return counts.cumsum() - counts
     starts = np.empty_like(counts)
     starts[order] = offsets(counts[order])
     return starts

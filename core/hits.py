@@ -68,16 +68,16 @@ class Hits:
         """Hit rows."""
         return len(self.out_rows)
 
-    def row_of_position_0(self, events: StepEvents, order: Int64Array | None) -> Int64Array:
+    def row_of_position_0(self, events: StepEvents, page_offsets: Int64Array) -> Int64Array:
         """(R,) what a request's position and its output row differ by; may be negative.
 
         Regions of requests without hits follow the others, in page order.
         """
         if not len(self):
-            return offsets(events.num_tokens, order) - events.first_positions
+            return page_offsets - events.first_positions
         first = self.spans.first_delivered(events)
-        page_order = np.arange(len(first)) if order is None else order
-        others = page_order[(first == events.first_positions)[page_order]]
+        others = np.flatnonzero(first == events.first_positions)
+        others = others[np.argsort(page_offsets[others])]
         lengths = events.first_positions + events.num_tokens - first
         return offsets(lengths, np.concatenate((self.spans.request, others))) - first
 

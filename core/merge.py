@@ -19,7 +19,6 @@ from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import OutputBuffers, rows_tensor, rows_view
 from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.events import Int64Array, offsets
-from slotmirror.core.hits import NO_HITS
 from slotmirror.core.key_spec import HIDDEN_KEY
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.step import Step
@@ -125,20 +124,19 @@ class Merge:
         buffers: OutputBuffers,
         device: DeviceOutputs | None = None,
     ) -> None:
-        events, order, hits = step.events, step.order, step.hits
+        events = step.events
         self._step = step
         self._buffers = buffers
         self._device = device
         self._arrival: Fence | None = None
         self._index = RequestIndex(events.req_ids, req_ids)
         self.which = slice(None) if req_ids is None else events.indices_of(req_ids)
-        self._page_offsets = offsets(events.num_tokens, order)
+        self._page_offsets = offsets(events.num_tokens, step.order)
         # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
         # Nobody else's is: what was saved before, and so delivered, ends where it begins.
         delivered = np.minimum(step.delivered_before, step.ends)
-        self._first = np.maximum(hits.spans.first_delivered(events), delivered)
-        self._row_of_position_0 = hits.row_of_position_0(events, order)
-        self._own_out, self._own_page = hits.own_rows(events, order)
+        self._first = np.maximum(step.hits.spans.first_delivered(events), delivered)
+        self._row_of_position_0 = step.hits.row_of_position_0(events, self._page_offsets)
 
     def outputs(self) -> StageOutputs:
         """Copy the rows and wrap them."""
@@ -187,24 +185,26 @@ class Merge:
         """The key's output buffer, filled from the page; shape `(out_rows, *trailing_shape)`."""
         step, spec, hits = self._step, key.spec, self._step.hits
         num_rows = step.events.total_tokens
+        _, page_rows = key.pages[step.page.index].first(num_rows)
         gather = step.gathers.get(spec.name)
         if gather is not None:
             lease = gather.lease
-            out = rows_view(lease, spec)
         else:
             lease = self._buffers.lease((num_rows + len(hits)) * spec.row_bytes)
-            out = rows_view(lease, spec)
-            out[hits.out_rows] = np.zeros((), out.dtype)
-        _, page_rows = key.pages[step.page.index].first(num_rows)
+        out = rows_view(lease, spec)
+        if len(hits):
+            if gather is None:
+                out[hits.out_rows] = np.zeros((), out.dtype)
+            own_out, own_page = hits.own_rows(step.events, step.order)
+            out[own_out] = page_rows[own_page]
         for out_start, page_start, count in runs:
             out[out_start : out_start + count] = page_rows[page_start : page_start + count]
-        out[self._own_out] = page_rows[self._own_page]
         return rows_tensor(lease, spec)
 
     def _runs(self) -> list[tuple[int, int, int]]:
         """(output row, page row, rows) of every stretch that is contiguous in both."""
         events = self._step.events
-        if self._step.hits is NO_HITS and isinstance(self.which, slice):
+        if not len(self._step.hits) and isinstance(self.which, slice):
             return [(0, 0, events.total_tokens)]
         which = np.arange(len(events.req_ids))[self.which]
         which = which[np.argsort(self._page_offsets[which])]
