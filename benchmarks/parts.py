@@ -44,8 +44,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "make write": (f"{_CORE}data_plane:DataPlane.write_of",),
     "append to log": (f"{_CORE}oplog:OpLog.append",),
     # The builder's thread and the mover's.
-    "row layout": (f"{_CORE}merge:Merge.__init__",),
-    "merge": (f"{_CORE}merge:Merge.outputs",),
+    "row layout": (f"{_CORE}hits:Hits.row_of_position_0",),
+    "merge": (f"{_CORE}consumers:merge_outputs",),
     "operation": (f"{_CORE}committer:Committer._carry_out",),
     "scatter": ("{backend}.scatter_slots",),
     "gather": ("{backend}.gather_slots",),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import MissingRowsError
-from slotmirror.core.merge import Merge, StageOutputs
+from slotmirror.core.merge import ALL, StageOutputs, merge_outputs
 from slotmirror.core.tables import Tables
 
 
@@ -21,43 +21,44 @@ class StepConsumers:
         self, step_id: int, req_ids: Sequence[str] | None, *, device: bool
     ) -> StageOutputs:
         """See `PrefixCacheManager.materialize`."""
-        wanted = None if req_ids is None else tuple(dict.fromkeys(req_ids))
-        with self._tables.lock:
-            self._tables.check_open()
-            step = self._tables.steps.begin(step_id, wanted)
-        if wanted == step.events.req_ids:
-            wanted = None
+        tables, plane = self._tables, self._plane
+        with tables.lock:
+            tables.check_open()
+            step = tables.steps.begin(step_id, req_ids)
         try:
-            self._plane.await_rows(step, self._tables.steps.ids)
+            all_ids, which = step.events.req_ids, ALL
+            wanted = all_ids if req_ids is None else tuple(dict.fromkeys(req_ids))
+            if wanted != all_ids:
+                which = step.events.indices_of(wanted)
+            plane.await_rows(step, tables.steps.ids)
             missing = step.missing_in(wanted)
             if missing:
                 raise MissingRowsError(step.step_id, missing)
-            sender = self._plane.device_outputs if device else None
-            merge = Merge(step, wanted, self._plane.buffers, sender)
-            outputs = merge.outputs()
+            sender = plane.device_outputs if device else None
+            outputs = merge_outputs(step, wanted, which, plane.buffers, sender)
         except BaseException:
-            with self._tables.lock:
-                if self._tables.closed:
+            with tables.lock:
+                if tables.closed:
                     # Nobody will consume it. The release is in the log before the step stops
                     # counting as busy, so the shutdown waits for it.
-                    self._plane.log.append([self._plane.release_of(step)])
-                    self._tables.steps.drop(step)
+                    plane.log.append([plane.release_of(step)])
+                    tables.steps.drop(step)
                 step.consuming = False
-            self._plane.committer.kick()
-            self._plane.log.wake()
+            plane.committer.kick()
+            plane.log.wake()
             raise
         # Before the step stops counting as busy: a shutdown then finds the page free (S3).
-        self._plane.ring.let_go(step.page)
-        owners, ends = step.owners[merge.which], step.ends[merge.which]
-        with self._tables.lock:
-            self._tables.registry.note_delivered(owners, ends)
-            self._tables.steps.finish(step, owners, ends)
-            self._plane.stats.steps_materialized += 1
-        if self._tables.closed:
+        plane.ring.let_go(step.page)
+        owners, ends = step.owners[which], step.ends[which]
+        with tables.lock:
+            tables.registry.note_delivered(owners, ends)
+            tables.steps.finish(step, owners, ends)
+            plane.stats.steps_materialized += 1
+        if tables.closed:
             # A shutdown that looked before the step was finished waits for it.
-            self._plane.log.wake()
+            plane.log.wake()
         # The step's write was not urgent for the engine's thread; this one has time.
-        self._plane.log.wake_mover()
+        plane.log.wake_mover()
         return outputs
 
     def discard(self, step_id: int) -> None:

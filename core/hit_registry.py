@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from slotmirror.core.errors import (
 )
 from slotmirror.core.events import AdmittedRequest, Int64Array, StepEvents, ranges
 from slotmirror.core.hits import NO_SPANS, HitSpans
+
+Hit: TypeAlias = tuple[AdmittedRequest, int]
+"""A request whose computed tokens are a hit, and the position from which they are read."""
 
 UNCHANGED = replace(NO_SPANS)
 """The hits, none, of a step that schedules the requests of the step before."""
@@ -78,7 +82,7 @@ class HitRegistry:
             )
         if len(index) != len(events.req_ids):
             raise RowLayoutError(f"a request is scheduled twice in one step: {events.req_ids}")
-        hits: list[tuple[AdmittedRequest, int]] = []
+        hits: list[Hit] = []
         for request in (*events.new, *events.resumed):
             if request.req_id not in live:
                 hits.append((request, 0))
@@ -87,12 +91,7 @@ class HitRegistry:
                 hits.append((request, int(self._delivered_end[row])))
         return self._spans(events, index, hits)
 
-    def _spans(
-        self,
-        events: StepEvents,
-        index: Mapping[str, int],
-        hits: list[tuple[AdmittedRequest, int]],
-    ) -> HitSpans:
+    def _spans(self, events: StepEvents, index: Mapping[str, int], hits: list[Hit]) -> HitSpans:
         """The spans of these hits, each from its delivered position on."""
         size = self._block_size
         spans: list[tuple[int, int, int]] = []

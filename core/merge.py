@@ -25,6 +25,12 @@ from slotmirror.core.step import Step
 
 Span: TypeAlias = tuple[int, int]
 """Positions `first … end - 1`."""
+Run: TypeAlias = tuple[int, int, int]
+"""Output row, page row, number of rows: a stretch that is contiguous in both."""
+
+Which: TypeAlias = Int64Array | slice
+"""Indices of requests in a step."""
+ALL: Which = slice(None)
 
 Payload = TypeVar("Payload", covariant=True)
 
@@ -32,8 +38,8 @@ Payload = TypeVar("Payload", covariant=True)
 class RequestIndex:
     """These requests' indices in a step, by id; the dictionary is built when it is first needed."""
 
-    def __init__(self, step_ids: Sequence[str], req_ids: Sequence[str] | None) -> None:
-        self.req_ids = step_ids if req_ids is None else req_ids
+    def __init__(self, step_ids: Sequence[str], req_ids: Sequence[str]) -> None:
+        self.req_ids = req_ids
         self._step_ids = step_ids
         self._by_id: dict[str, int] | None = None
 
@@ -77,7 +83,7 @@ def spans_by_request(index: RequestIndex, first: Int64Array, ends: Int64Array) -
 
 
 def leftovers_by_request(
-    index: RequestIndex, pack: LeftoverPack, starts: Int64Array, counts: Int64Array
+    index: RequestIndex, pack: LeftoverPack | None, starts: Int64Array, counts: Int64Array
 ) -> dict[str, Mapping[str, object]]:
     """The leftovers of a step by name: tensors with the step's rows cut, all else whole (D7).
 
@@ -90,7 +96,8 @@ def leftovers_by_request(
             return rows_by_request(index, payload, starts, starts + counts)
         return ByRequest(index, lambda _: payload)
 
-    return {name: by_request(payload) for name, payload in pack.unpack().items()}
+    unpacked = {} if pack is None else pack.unpack()
+    return {name: by_request(payload) for name, payload in unpacked.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,107 +118,91 @@ class StageOutputs:
     arrival: Fence | None = None
 
 
-class Merge:
-    """One materialisation: fills the outputs of one step. Its page and gathers have arrived.
+def merge_outputs(
+    step: Step,
+    req_ids: Sequence[str],
+    which: Which,
+    buffers: OutputBuffers,
+    device: DeviceOutputs | None,
+) -> StageOutputs:
+    """Copy the step's rows and wrap them. Its page and its gathers have arrived.
 
-    which  indices of the requests that are delivered
+    `req_ids` are the requested ones, `which` their indices.
     """
+    events, ends, own_first = step.events, step.ends, step.events.first_positions
+    page_offsets = offsets(events.num_tokens, step.order)
+    # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
+    # Nobody else's is: what was saved before, and so delivered, ends where it begins.
+    delivered = np.minimum(step.delivered_before, ends)
+    first = np.maximum(step.hits.spans.first_delivered(events), delivered)
+    row_of_0 = step.hits.row_of_position_0(events, page_offsets)
+    rows: dict[str, Mapping[str, torch.Tensor]] = {}
+    key_spans: dict[str, Mapping[str, Span]] = {}
+    arrival: Fence | None = None
 
-    def __init__(
-        self,
-        step: Step,
-        req_ids: Sequence[str] | None,
-        buffers: OutputBuffers,
-        device: DeviceOutputs | None = None,
-    ) -> None:
-        events = step.events
-        self._step = step
-        self._buffers = buffers
-        self._device = device
-        self._arrival: Fence | None = None
-        self._index = RequestIndex(events.req_ids, req_ids)
-        self.which = slice(None) if req_ids is None else events.indices_of(req_ids)
-        self._page_offsets = offsets(events.num_tokens, step.order)
-        # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
-        # Nobody else's is: what was saved before, and so delivered, ends where it begins.
-        delivered = np.minimum(step.delivered_before, step.ends)
-        self._first = np.maximum(step.hits.spans.first_delivered(events), delivered)
-        self._row_of_position_0 = step.hits.row_of_position_0(events, self._page_offsets)
+    def add(
+        name: str, index: RequestIndex, base: torch.Tensor, first: Int64Array, ends: Int64Array
+    ) -> ByRequest[Span]:
+        nonlocal arrival
+        if device is not None:
+            # The last fence is behind all copies.
+            base, arrival = device.send(base)
+        rows[name] = rows_by_request(index, base, first + row_of_0, ends + row_of_0)
+        return spans_by_request(index, first, ends)
 
-    def outputs(self) -> StageOutputs:
-        """Copy the rows and wrap them."""
-        step, index, row_0 = self._step, self._index, self._row_of_position_0
-        first, ends, own_first = self._first, step.ends, step.events.first_positions
-        rows: dict[str, Mapping[str, torch.Tensor]] = {}
-        key_spans: dict[str, Mapping[str, Span]] = {}
-        runs = self._runs()
-        for key in step.saved_keys:
-            base = self._sent(self._saved_rows(key, runs))
-            rows[key.name] = rows_by_request(index, base, first + row_0, ends + row_0)
-        for name, gather in step.gathers.items():
-            if name in rows:
-                continue
-            hit_first = np.minimum(first, own_first)
-            only = self._with_hit_rows(gather.key)
-            base = self._sent(rows_tensor(gather.lease, gather.key.spec))
-            rows[name] = rows_by_request(only, base, hit_first + row_0, own_first + row_0)
-            key_spans[name] = spans_by_request(only, hit_first, own_first)
-        leftovers: dict[str, Mapping[str, object]] = {}
-        if step.leftovers is not None:
-            starts, counts = self._page_offsets, step.events.num_tokens
-            leftovers = leftovers_by_request(index, step.leftovers, starts, counts)
-        return StageOutputs(
-            hidden_states=rows.pop(HIDDEN_KEY, None),
-            mm_outputs={**rows, **leftovers},
-            spans=spans_by_request(index, first, ends),
-            key_spans=key_spans,
-            arrival=self._arrival,
-        )
+    index = RequestIndex(events.req_ids, req_ids)
+    runs = _runs(step, which, page_offsets, own_first + row_of_0)
+    for key in step.saved_keys:
+        add(key.name, index, _saved_rows(step, key, runs, buffers), first, ends)
+    for name, gather in step.gathers.items():
+        if name not in rows:
+            found = {events.req_ids[i] for i in step.hits.requests_with(gather.key.index).tolist()}
+            only = RequestIndex(events.req_ids, [r for r in req_ids if r in found])
+            base = rows_tensor(gather.lease, gather.key.spec)
+            key_spans[name] = add(name, only, base, np.minimum(first, own_first), own_first)
+    return StageOutputs(
+        hidden_states=rows.pop(HIDDEN_KEY, None),
+        mm_outputs={
+            **rows,
+            **leftovers_by_request(index, step.leftovers, page_offsets, events.num_tokens),
+        },
+        spans=spans_by_request(index, first, ends),
+        key_spans=key_spans,
+        arrival=arrival,
+    )
 
-    def _sent(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows where the caller wants them; the last fence is behind all copies."""
-        if self._device is None:
-            return rows
-        copy, self._arrival = self._device.send(rows)
-        return copy
 
-    def _with_hit_rows(self, key: OpenKey) -> RequestIndex:
-        """Those of the requests that have hit rows of the key."""
-        ids = self._step.events.req_ids
-        found = {ids[i] for i in self._step.hits.requests_with(key.index).tolist()}
-        return RequestIndex(ids, [r for r in self._index.req_ids if r in found])
+def _saved_rows(
+    step: Step, key: OpenKey, runs: Sequence[Run], buffers: OutputBuffers
+) -> torch.Tensor:
+    """The key's output buffer, filled from the page; shape `(out_rows, *trailing_shape)`."""
+    spec, hits, num_rows = key.spec, step.hits, step.events.total_tokens
+    _, page_rows = key.pages[step.page.index].first(num_rows)
+    gather = step.gathers.get(spec.name)
+    if gather is not None:
+        lease = gather.lease
+    else:
+        lease = buffers.lease((num_rows + len(hits)) * spec.row_bytes)
+    out = rows_view(lease, spec)
+    if len(hits):
+        if gather is None:
+            out[hits.out_rows] = np.zeros((), out.dtype)
+        own_out, own_page = hits.own_rows(step.events, step.order)
+        out[own_out] = page_rows[own_page]
+    for out_start, page_start, count in runs:
+        out[out_start : out_start + count] = page_rows[page_start : page_start + count]
+    return rows_tensor(lease, spec)
 
-    def _saved_rows(self, key: OpenKey, runs: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        """The key's output buffer, filled from the page; shape `(out_rows, *trailing_shape)`."""
-        step, spec, hits = self._step, key.spec, self._step.hits
-        num_rows = step.events.total_tokens
-        _, page_rows = key.pages[step.page.index].first(num_rows)
-        gather = step.gathers.get(spec.name)
-        if gather is not None:
-            lease = gather.lease
-        else:
-            lease = self._buffers.lease((num_rows + len(hits)) * spec.row_bytes)
-        out = rows_view(lease, spec)
-        if len(hits):
-            if gather is None:
-                out[hits.out_rows] = np.zeros((), out.dtype)
-            own_out, own_page = hits.own_rows(step.events, step.order)
-            out[own_out] = page_rows[own_page]
-        for out_start, page_start, count in runs:
-            out[out_start : out_start + count] = page_rows[page_start : page_start + count]
-        return rows_tensor(lease, spec)
 
-    def _runs(self) -> list[tuple[int, int, int]]:
-        """(output row, page row, rows) of every stretch that is contiguous in both."""
-        events = self._step.events
-        if not len(self._step.hits) and isinstance(self.which, slice):
-            return [(0, 0, events.total_tokens)]
-        which = np.arange(len(events.req_ids))[self.which]
-        which = which[np.argsort(self._page_offsets[which])]
-        page, counts = self._page_offsets[which], events.num_tokens[which]
-        out = (events.first_positions + self._row_of_position_0)[which]
-        is_head = np.ones(len(which), dtype=np.bool_)
-        is_head[1:] = (np.diff(page) != counts[:-1]) | (np.diff(out) != counts[:-1])
-        heads = np.flatnonzero(is_head)
-        lengths = np.add.reduceat(counts, heads)
-        return list(zip(out[heads].tolist(), page[heads].tolist(), lengths.tolist(), strict=True))
+def _runs(step: Step, which: Which, page_offsets: Int64Array, out_offsets: Int64Array) -> list[Run]:
+    """Computed rows of these requests, in stretches; both offsets are (R,)."""
+    if which is ALL and not len(step.hits):
+        return [(0, 0, step.events.total_tokens)]
+    indices = np.arange(len(page_offsets))[which]
+    indices = indices[np.argsort(page_offsets[indices])]
+    page, out, counts = page_offsets[indices], out_offsets[indices], step.events.num_tokens[indices]
+    is_head = np.ones(len(indices), dtype=np.bool_)
+    is_head[1:] = (np.diff(page) != counts[:-1]) | (np.diff(out) != counts[:-1])
+    heads = np.flatnonzero(is_head)
+    lengths = np.add.reduceat(counts, heads)
+    return list(zip(out[heads].tolist(), page[heads].tolist(), lengths.tolist(), strict=True))

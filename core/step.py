@@ -75,7 +75,7 @@ class Step:
         self.ends[self.drafted] = accepted
         self.drafted = self.drafted[:0]
 
-    def missing_in(self, wanted: Sequence[str] | None) -> list[tuple[str, list[int]]]:
+    def missing_in(self, wanted: Sequence[str]) -> list[tuple[str, list[int]]]:
         """Requests among these with hit rows to deliver whose hidden states are neither in the
         pool nor computed by the step, and the slots of these rows (D5).
 
@@ -89,9 +89,8 @@ class Step:
         missing = (hits.own_row < 0) & (position >= self.delivered_before[request])
         if HIDDEN_KEY in self.gathers:
             missing &= ~hits.present[:, self.gathers[HIDDEN_KEY].key.index]
-        found = []
-        for i in np.unique(request[missing]).tolist():
-            req_id = self.events.req_ids[i]
-            if wanted is None or req_id in wanted:
-                found.append((req_id, spans.slots[missing & (request == i)].tolist()))
-        return found
+        slots_of = {
+            self.events.req_ids[i]: spans.slots[missing & (request == i)].tolist()
+            for i in np.unique(request[missing]).tolist()
+        }
+        return [(req_id, slots) for req_id, slots in slots_of.items() if req_id in wanted]

@@ -44,7 +44,7 @@ class UnconsumedSteps:
     def begin(self, step_id: int, req_ids: Sequence[str] | None) -> Step:
         """Claim a step for the calling consumer; changes nothing when it raises."""
         step = self._saved(step_id)
-        if req_ids is not None and req_ids != step.events.req_ids:
+        if req_ids is not None and tuple(req_ids) != step.events.req_ids:
             absent = set(req_ids).difference(step.events.req_ids)
             if absent:
                 raise RequestNotInStepError(step_id, sorted(absent))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slotmirror.core import hit_planning, manager, open_keys, oplog, split
+from slotmirror.core import consumers, hit_planning, manager, open_keys, oplog, split
 from slotmirror.core.committer import Committer
 from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
@@ -22,7 +22,6 @@ from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.manager import PrefixCacheManager
-from slotmirror.core.merge import Merge
 from slotmirror.core.operations import GatherTask, WriteTask
 from slotmirror.core.page_transfer import PageTransfer
 from slotmirror.core.saving import StepSaver
@@ -84,8 +83,7 @@ PLAN_GATHERS = Part(manager, "plan_gathers")
 MAKE_GATHER = Part(hit_planning, "GatherTask")
 RUN_GATHER = Part(GatherTask, "run")
 AWAIT_ROWS = Part(DataPlane, "await_rows")
-MAKE_MERGE = Part(Merge, "__init__")
-MERGED_OUTPUTS = Part(Merge, "outputs")
+MERGE_OUTPUTS = Part(consumers, "merge_outputs")
 MATERIALIZE = Part(StepConsumers, "materialize")
 FORGET_SENT = Part(DeviceOutputs, "forget_finished")
 UNPACK_LEFTOVERS = Part(LeftoverPack, "unpack")
@@ -130,15 +128,10 @@ def mark_present(table: Any, slots: Any, key_indices: Any) -> None:
     table._present[np.ix_(slots, key_indices)] = True
 
 
-def saved_key_names(merge: Any) -> set[str]:
-    """The keys that the merged step computed itself."""
-    return {key.spec.name for key in merge._step.saved_keys}
-
-
-def gathers_of(merge: Any) -> dict[str, Any]:
-    """The reads of the merged step, by key."""
-    gathers: dict[str, Any] = merge._step.gathers
-    return gathers
+def forget_hits_of_omitted_keys(step: Any) -> None:
+    """Let go of the reads of keys that the step did not compute itself."""
+    for name in set(step.gathers) - {key.name for key in step.saved_keys}:
+        del step.gathers[name]
 
 
 def entries_of(deferred: Any) -> list[Any]:

@@ -37,13 +37,13 @@ def a_continuation_is_a_hit(patches: pytest.MonkeyPatch) -> None:
 
 
 def a_resume_is_trimmed_when_planned_only(patches: pytest.MonkeyPatch) -> None:
-    make = insides.MAKE_MERGE.original
+    merge = insides.MERGE_OUTPUTS.original
 
-    def untrimmed(self, step, *arguments, **settings):
+    def untrimmed(step, *arguments):
         step.delivered_before = np.zeros_like(step.delivered_before)
-        make(self, step, *arguments, **settings)
+        return merge(step, *arguments)
 
-    insides.MAKE_MERGE.replace(patches, untrimmed)
+    insides.MERGE_OUTPUTS.replace(patches, untrimmed)
 
 
 def a_discarded_step_is_waited_for(patches: pytest.MonkeyPatch) -> None:

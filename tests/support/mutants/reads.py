@@ -72,15 +72,13 @@ def nothing_is_claimed(patches: pytest.MonkeyPatch) -> None:
 
 
 def hit_rows_of_omitted_keys_are_dropped(patches: pytest.MonkeyPatch) -> None:
-    outputs = insides.MERGED_OUTPUTS.original
+    merge = insides.MERGE_OUTPUTS.original
 
-    def without_omitted(self):
-        gathers = insides.gathers_of(self)
-        for name in set(gathers) - insides.saved_key_names(self):
-            del gathers[name]
-        return outputs(self)
+    def without_omitted(step, *arguments):
+        insides.forget_hits_of_omitted_keys(step)
+        return merge(step, *arguments)
 
-    insides.MERGED_OUTPUTS.replace(patches, without_omitted)
+    insides.MERGE_OUTPUTS.replace(patches, without_omitted)
 
 
 MUTANTS = [
