@@ -70,15 +70,15 @@ class StepRowsOnly:
         if events is None:
             raise StepStateError("save_outputs without an open step: call new_step_starts first")
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
-        check_counts(events, num_tokens_unpadded, padded)
-        order = row_order(events, req_ids)
-        kept, others = split_outputs(hidden, mm_outputs, num_tokens_unpadded, padded, self._policy)
+        counts = (num_tokens_unpadded, padded)
+        check_counts(events, *counts)
+        starts = offsets(events.num_tokens, row_order(events, req_ids))
+        kept, others = split_outputs(hidden, mm_outputs, counts, self._policy)
         rows = {name: tensor.detach().to("cpu", copy=True) for name, tensor in kept.items()}
         leftovers = LeftoverPack(others)
         arena = torch.empty(leftovers.num_bytes, dtype=torch.uint8, device="cpu")
         for source, destination in leftovers.copies_into(arena):
             destination.copy_(source)
-        starts = offsets(events.num_tokens, order)
         self._last_id += 1
         self._steps[self._last_id] = _KeptStep(events, starts, rows, leftovers)
         self._open = None

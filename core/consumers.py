@@ -28,7 +28,7 @@ class StepConsumers:
         try:
             all_ids, which = step.events.req_ids, ALL
             wanted = all_ids if req_ids is None else tuple(dict.fromkeys(req_ids))
-            if wanted != all_ids:
+            if wanted is not all_ids and wanted != all_ids:
                 which = step.events.indices_of(wanted)
             plane.await_rows(step, tables.steps.ids)
             missing = step.missing_in(wanted)

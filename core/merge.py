@@ -89,10 +89,9 @@ def leftovers_by_request(
 
     `counts` (R,) are each request's rows, `starts` (R,) where they begin.
     """
-    num_rows = counts.sum()
 
     def by_request(payload: object) -> Mapping[str, object]:
-        if isinstance(payload, torch.Tensor) and payload.shape[:1] == (num_rows,):
+        if isinstance(payload, torch.Tensor) and payload.shape[:1] == (counts.sum(),):
             return rows_by_request(index, payload, starts, starts + counts)
         return ByRequest(index, lambda _: payload)
 
@@ -160,12 +159,10 @@ def merge_outputs(
             only = RequestIndex(events.req_ids, [r for r in req_ids if r in found])
             base = rows_tensor(gather.lease, gather.key.spec)
             key_spans[name] = add(name, only, base, np.minimum(first, own_first), own_first)
+    leftovers = leftovers_by_request(index, step.leftovers, page_offsets, events.num_tokens)
     return StageOutputs(
         hidden_states=rows.pop(HIDDEN_KEY, None),
-        mm_outputs={
-            **rows,
-            **leftovers_by_request(index, step.leftovers, page_offsets, events.num_tokens),
-        },
+        mm_outputs={**rows, **leftovers},
         spans=spans_by_request(index, first, ends),
         key_spans=key_spans,
         arrival=arrival,

@@ -44,7 +44,7 @@ class StepSaver:
         """Save an open step; `counts` are its unpadded and padded tokens."""
         check_counts(step.events, *counts)
         step.order = row_order(step.events, req_ids)
-        rows, leftovers = split_outputs(hidden, mm_outputs, *counts, policy)
+        rows, leftovers = split_outputs(hidden, mm_outputs, counts, policy)
         pack = self._pack(step, leftovers) if leftovers else None
         step.saved_keys = self._keys.of(rows, policy.deferred_keys)
         deferred = self._deferred(policy, rows)

@@ -15,19 +15,18 @@ from slotmirror.core.policy import ModelCachePolicy
 def split_outputs(
     hidden: torch.Tensor | None,
     mm_outputs: Mapping[str, object],
-    num_tokens_unpadded: int,
-    num_tokens_padded: int,
+    counts: tuple[int, int],
     policy: ModelCachePolicy,
 ) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """A step's outputs by key: rows, and leftovers; reads no tensor's bytes.
 
-    Rows are tensors of exactly the step's rows, copied to the page and kept. Leftovers are
-    delivered with this step only, never cut, never cached.
+    `counts` are the step's unpadded and padded tokens. Rows are tensors of exactly the step's rows,
+    copied to the page and kept. Leftovers are delivered with this step only, never cut, never
+    cached.
     A tensor of at least two dimensions whose first is the unpadded or the padded token count is
     per-token, unless the policy names it a leftover (D7). Raises `RowLayoutError` for hidden
     states that the policy needs and the step lacks, or of a wrong number of rows.
     """
-    counts = (num_tokens_unpadded, num_tokens_padded)
     rows: dict[str, torch.Tensor] = {}
     leftovers: dict[str, object] = {}
     if policy.needs_full_hidden_states:
@@ -36,7 +35,7 @@ def split_outputs(
         if name == HIDDEN_KEY:
             raise UsageError(f"mm_outputs has the reserved key {HIDDEN_KEY!r}: rename it")
         if name not in policy.leftover_keys and is_per_token(output, counts):
-            rows[name] = _unpadded(output, num_tokens_unpadded)
+            rows[name] = _unpadded(output, counts[0])
         else:
             leftovers[name] = output
     return rows, leftovers
