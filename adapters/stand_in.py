@@ -89,7 +89,7 @@ class StepRowsOnly:
         self._check_usable()
         kept = self._take(step_id)
         events, starts, counts = kept.events, kept.starts, kept.events.num_tokens
-        index = RequestIndex(events.req_ids, events.req_ids if req_ids is None else req_ids)
+        index = RequestIndex(events.req_ids, req_ids)
         rows = {
             name: rows_by_request(index, tensor, starts, starts + counts)
             for name, tensor in kept.rows.items()

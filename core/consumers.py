@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import MissingRowsError
-from slotmirror.core.merge import ALL, StageOutputs, merge_outputs
+from slotmirror.core.merge import RequestIndex, StageOutputs, merge_outputs
 from slotmirror.core.tables import Tables
 
 
@@ -26,16 +26,13 @@ class StepConsumers:
             tables.check_open()
             step = tables.steps.begin(step_id, req_ids)
         try:
-            all_ids, which = step.events.req_ids, ALL
-            wanted = all_ids if req_ids is None else tuple(dict.fromkeys(req_ids))
-            if wanted is not all_ids and wanted != all_ids:
-                which = step.events.indices_of(wanted)
+            index = RequestIndex(step.events.req_ids, req_ids)
             plane.await_rows(step, tables.steps.ids)
-            missing = step.missing_in(wanted)
+            missing = step.missing_in(index.req_ids)
             if missing:
                 raise MissingRowsError(step.step_id, missing)
             sender = plane.device_outputs if device else None
-            outputs = merge_outputs(step, wanted, which, plane.buffers, sender)
+            outputs = merge_outputs(step, index, plane.buffers, sender)
         except BaseException:
             with tables.lock:
                 if tables.closed:
@@ -49,7 +46,7 @@ class StepConsumers:
             raise
         # Before the step stops counting as busy: a shutdown then finds the page free (S3).
         plane.ring.let_go(step.page)
-        owners, ends = step.owners[which], step.ends[which]
+        owners, ends = step.owners[index.which], step.ends[index.which]
         with tables.lock:
             tables.registry.note_delivered(owners, ends)
             tables.steps.finish(step, owners, ends)

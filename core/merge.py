@@ -28,18 +28,14 @@ Span: TypeAlias = tuple[int, int]
 Run: TypeAlias = tuple[int, int, int]
 """Output row, page row, number of rows: a stretch that is contiguous in both."""
 
-Which: TypeAlias = Int64Array | slice
-"""Indices of requests in a step."""
-ALL: Which = slice(None)
-
 Payload = TypeVar("Payload", covariant=True)
 
 
 class RequestIndex:
     """These requests' indices in a step, by id; the dictionary is built when it is first needed."""
 
-    def __init__(self, step_ids: Sequence[str], req_ids: Sequence[str]) -> None:
-        self.req_ids = req_ids
+    def __init__(self, step_ids: tuple[str, ...], req_ids: Sequence[str] | None) -> None:
+        self.req_ids = step_ids if req_ids is None else tuple(dict.fromkeys(req_ids))
         self._step_ids = step_ids
         self._by_id: dict[str, int] | None = None
 
@@ -48,6 +44,13 @@ class RequestIndex:
             wanted = set(self.req_ids)
             self._by_id = {r: i for i, r in enumerate(self._step_ids) if r in wanted}
         return self._by_id[req_id]
+
+    @property
+    def which(self) -> Int64Array | slice:
+        """The indices; of all requests of the step, in its order, as a slice."""
+        if self.req_ids is self._step_ids or self.req_ids == self._step_ids:
+            return slice(None)
+        return np.array([self[req_id] for req_id in self.req_ids], dtype=np.int64)
 
 
 class ByRequest(Mapping[str, Payload]):
@@ -118,15 +121,11 @@ class StageOutputs:
 
 
 def merge_outputs(
-    step: Step,
-    req_ids: Sequence[str],
-    which: Which,
-    buffers: OutputBuffers,
-    device: DeviceOutputs | None,
+    step: Step, index: RequestIndex, buffers: OutputBuffers, device: DeviceOutputs | None
 ) -> StageOutputs:
-    """Copy the step's rows and wrap them. Its page and its gathers have arrived.
+    """Copy the step's rows and wrap those of the requests in `index`.
 
-    `req_ids` are the requested ones, `which` their indices.
+    The step's page and its gathers have arrived.
     """
     events, ends, own_first = step.events, step.ends, step.events.first_positions
     page_offsets = offsets(events.num_tokens, step.order)
@@ -140,23 +139,22 @@ def merge_outputs(
     arrival: Fence | None = None
 
     def add(
-        name: str, index: RequestIndex, base: torch.Tensor, first: Int64Array, ends: Int64Array
+        name: str, whose: RequestIndex, base: torch.Tensor, first: Int64Array, ends: Int64Array
     ) -> ByRequest[Span]:
         nonlocal arrival
         if device is not None:
             # The last fence is behind all copies.
             base, arrival = device.send(base)
-        rows[name] = rows_by_request(index, base, first + row_of_0, ends + row_of_0)
-        return spans_by_request(index, first, ends)
+        rows[name] = rows_by_request(whose, base, first + row_of_0, ends + row_of_0)
+        return spans_by_request(whose, first, ends)
 
-    index = RequestIndex(events.req_ids, req_ids)
-    runs = _runs(step, which, page_offsets, own_first + row_of_0)
+    runs = _runs(step, index.which, page_offsets, own_first + row_of_0)
     for key in step.saved_keys:
         add(key.name, index, _saved_rows(step, key, runs, buffers), first, ends)
     for name, gather in step.gathers.items():
         if name not in rows:
             found = {events.req_ids[i] for i in step.hits.requests_with(gather.key.index).tolist()}
-            only = RequestIndex(events.req_ids, [r for r in req_ids if r in found])
+            only = RequestIndex(events.req_ids, [r for r in index.req_ids if r in found])
             base = rows_tensor(gather.lease, gather.key.spec)
             key_spans[name] = add(name, only, base, np.minimum(first, own_first), own_first)
     leftovers = leftovers_by_request(index, step.leftovers, page_offsets, events.num_tokens)
@@ -191,9 +189,11 @@ def _saved_rows(
     return rows_tensor(lease, spec)
 
 
-def _runs(step: Step, which: Which, page_offsets: Int64Array, out_offsets: Int64Array) -> list[Run]:
+def _runs(
+    step: Step, which: Int64Array | slice, page_offsets: Int64Array, out_offsets: Int64Array
+) -> list[Run]:
     """Computed rows of these requests, in stretches; both offsets are (R,)."""
-    if which is ALL and not len(step.hits):
+    if isinstance(which, slice) and not len(step.hits):
         return [(0, 0, step.events.total_tokens)]
     indices = np.arange(len(page_offsets))[which]
     indices = indices[np.argsort(page_offsets[indices])]
