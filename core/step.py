@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.errors import EngineDivergenceError
 from slotmirror.core.events import Int64Array, StepEvents, ranges
 from slotmirror.core.hits import NO_HITS, Hits
 from slotmirror.core.key_spec import HIDDEN_KEY
@@ -52,28 +51,6 @@ class Step:
     leftovers: LeftoverPack | None = None
     page: StagingPage = field(init=False)
     delivered_before: Int64Array = field(init=False)
-
-    def verified_ends(self, positions: Mapping[str, int]) -> Int64Array:
-        """Ends of the drafted requests, cut at the accepted tokens; changes nothing (L7).
-
-        Raises `EngineDivergenceError` for one whose accepted position is missing or impossible.
-        """
-        first = self.events.first_positions[self.drafted]
-        names = [self.events.req_ids[i] for i in self.drafted.tolist()]
-        ends = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
-        wrong = (ends <= first) | (ends > self.ends[self.drafted])
-        if wrong.any():
-            raise EngineDivergenceError(
-                f"step {self.step_id} computed drafts of {names}: verified_positions "
-                f"{dict(positions)} must name an accepted position within each one's rows"
-            )
-        return ends
-
-    def settle_drafts(self, accepted: Int64Array) -> None:
-        """Deliver the drafted requests up to `accepted`, which `verified_ends` gave."""
-        self.ends = self.ends.copy()
-        self.ends[self.drafted] = accepted
-        self.drafted = self.drafted[:0]
 
     def missing_in(self, wanted: Sequence[str]) -> list[tuple[str, list[int]]]:
         """Requests among these with hit rows to deliver whose hidden states are neither in the

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.deferred import DeferredRows
-from slotmirror.core.errors import CacheShutDownError
+from slotmirror.core.errors import CacheShutDownError, EngineDivergenceError
 from slotmirror.core.events import Int64Array, StepEvents
 from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.runtime import Lock
@@ -48,14 +50,30 @@ class Tables:
             self._stats.steps_abandoned += 1
 
     def accepted_ends(self, events: StepEvents) -> Int64Array | None:
-        """Where the drafts of the step before end (L7); changes nothing."""
-        if self.drafted is None:
+        """Where the drafts of the step before end; changes nothing (L7).
+
+        Raises `EngineDivergenceError` for a request whose accepted position is missing or
+        impossible.
+        """
+        step = self.drafted
+        if step is None:
             return None
-        return self.drafted.verified_ends(events.verified_positions)
+        first, names = step.events.first_positions, step.events.req_ids
+        drafted = [names[i] for i in step.drafted.tolist()]
+        positions = events.verified_positions
+        ends = np.array([positions.get(name, -1) for name in drafted], dtype=np.int64)
+        if ((ends <= first[step.drafted]) | (ends > step.ends[step.drafted])).any():
+            raise EngineDivergenceError(
+                f"step {step.step_id} computed drafts of {drafted}: verified_positions "
+                f"{dict(positions)} must name an accepted position within each one's rows"
+            )
+        return ends
 
     def settle_drafts(self, accepted: Int64Array | None) -> None:
         """Rejected drafts are never delivered, and are saved again."""
         step, self.drafted = self.drafted, None
         if step is not None and accepted is not None:
             self.registry.note_verified(step.owners[step.drafted], accepted)
-            step.settle_drafts(accepted)
+            step.ends = step.ends.copy()
+            step.ends[step.drafted] = accepted
+            step.drafted = step.drafted[:0]
