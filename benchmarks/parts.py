@@ -39,7 +39,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "split": (f"{_CORE}saving:split_outputs", f"{_CORE}open_keys:OpenKeys.of"),
     "snapshot": ("{backend}.snapshot",),
-    "claim page, stage": (f"{_CORE}page_transfer:PageTransfer.stage",),
+    "claim page, stage": (f"{_CORE}staging:StagingRing.stage",),
     "launch copy": ("{backend}.copy_to_host",),
     "make write": (f"{_CORE}data_plane:DataPlane.write_of",),
     "append to log": (f"{_CORE}oplog:OpLog.append",),

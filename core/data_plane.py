@@ -15,17 +15,17 @@ from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.deferred import ClosedBatch, DeviceBudget
+from slotmirror.core.copy_target import CopyTarget
+from slotmirror.core.deferred import DeferredBatch, DeviceBudget
 from slotmirror.core.deferred_write import BounceBuffers, DeferredWriteTask
 from slotmirror.core.device_outputs import DeviceOutputs
-from slotmirror.core.direct_capture import DirectCapture, DirectCopier
+from slotmirror.core.direct_capture import DirectCapture
 from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
 from slotmirror.core.events import Int64Array
-from slotmirror.core.operations import ReleaseTask, WriteTask
+from slotmirror.core.operations import WriteTask
 from slotmirror.core.oplog import Operation, OpLog, logger
-from slotmirror.core.page_transfer import PageTransfer, StagedRows
 from slotmirror.core.runtime import Runtime
-from slotmirror.core.staging import StagingRing
+from slotmirror.core.staging import ReleaseTask, StagedRows, StagingRing
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import Step
 from slotmirror.core.write_task import TaskProgress, TaskState
@@ -43,14 +43,13 @@ class DataPlane:
         self._task_lock = runtime.lock("task")
         self.log = OpLog(config, runtime, stats)
         self.committer = Committer(self.log, backend, config, runtime, stats)
-        self.ring = StagingRing(config, backend, self.log, runtime, stats)
+        self.ring = StagingRing(config, backend, self.log, self.committer, runtime, stats)
         self.buffers = OutputBuffers(backend if config.pin_outputs else None)
         self.device_outputs = DeviceOutputs(backend)
         self.meter = HitBufferMeter(config.hit_buffer_bytes_max)
-        self.copier = DirectCopier(backend)
+        self.direct_target = CopyTarget("the pool", backend)
         self.bounces = BounceBuffers(config, backend)
         self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
-        self.transfer = PageTransfer(config, backend, self.ring, self.log, self.committer)
 
     def write_of(
         self,
@@ -72,8 +71,8 @@ class DataPlane:
         direct = None
         if self.config.direct_capture_rows_min is not None:
             direct = self._direct_capture(keys, sources, slots)
-        page, let_go = staged.page, self.ring.let_go
-        return [WriteTask(step_id, keys, slots, page, let_go, progress, self.stats, direct)]
+        page, drop_hold = staged.page, self.ring.let_go
+        return [WriteTask(progress, self.stats, step_id, keys, slots, page, drop_hold, direct)]
 
     def _direct_capture(
         self, keys: tuple[OpenKey, ...], sources: Sequence[torch.Tensor], slots: Int64Array
@@ -86,22 +85,18 @@ class DataPlane:
         )
         if rows_min is None or not cloned:
             return None
-        return DirectCapture(self.copier, self.transfer.stream.get(), clones, slots, rows_min)
+        streams = (self.bounces.stream(), self.ring.stream())
+        capture = DirectCapture(self.direct_target, streams, clones, slots, rows_min)
+        return capture if capture.num_rows else None
 
-    def deferred_write_of(self, batch: ClosedBatch) -> DeferredWriteTask:
+    def deferred_write_of(self, batch: DeferredBatch) -> DeferredWriteTask:
         """The write of a closed batch; to be appended at once."""
         progress = TaskProgress("write of a deferred batch", self._task_lock)
         progress.advance(TaskState.QUEUED)
         # Every clone was read by a copy on the page stream, so what that stream has done, the
         # clone's own work included, is done.
-        return DeferredWriteTask(
-            batch,
-            self.bounces,
-            self.transfer.stream.get(),
-            self.budget.release,
-            progress,
-            self.stats,
-        )
+        after, release = self.ring.stream(), self.budget.release
+        return DeferredWriteTask(progress, self.stats, batch, self.bounces, after, release)
 
     def release_of(self, step: Step) -> ReleaseTask:
         """The operation by which a step that is given up lets go of its page (S3)."""
@@ -138,7 +133,7 @@ class DataPlane:
                 f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}; "
                 f"{self.log.report()}"
             )
-        step.page.land()
+        step.page.end()
 
     def begin_close(self) -> None:
         """Refuse further pages, wake whoever waits for one, and bound the mover's fence waits."""
@@ -167,13 +162,12 @@ class DataPlane:
         self.ring.close()
         if self.device_outputs.close(self.config.device_wait_timeout_s):
             self.buffers.close()
-        return joined and not self.copier.abandoned
+        return joined and not self.direct_target.may_run
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
         return {
-            "staging_bytes": self.ring.reserved_bytes,
-            "stranded_bytes": self.ring.stranded_bytes,
+            **self.ring.memory_stats(),
             "bounce_bytes": self.bounces.reserved_bytes,
             "deferred_device_bytes": self.budget.bytes_reserved,
             "hit_output_bytes": self.meter.bytes_alive,

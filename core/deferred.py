@@ -10,9 +10,8 @@ A claim of a slot kills its row in the open batch: nobody can want it any more (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,40 +23,18 @@ from slotmirror.core.stats import CacheStats
 
 _NOT_OPEN = -1
 
-ReleaseBytes: TypeAlias = Callable[[int], None]
-"""Gives device bytes back to the budget."""
 
+@dataclass(slots=True, eq=False)
+class DeferredBatch:
+    """Some steps' deferred rows.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClosedBatch:
-    """What a deferred write moves.
-
-    clones  key → (n, …) device clones, one per step that had the key
-    slots   key → (rows,) slot of each row of the key's clones, -1 for rows that are dead
+    slots   per step the slot of each of its rows, (n,); once closed, -1 for rows that are dead
+    clones  key → per step that had it, the step's place in `slots` and the device clone (n, …)
     """
 
-    clones: dict[OpenKey, list[torch.Tensor]]
-    slots: dict[OpenKey, Int64Array]
-    num_bytes: int
-    num_steps: int
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One step's deferred rows; `first_row` numbers its rows through the batch."""
-
-    first_row: int
-    slots: Int64Array
-    clones: Mapping[OpenKey, torch.Tensor]
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """The steps gathered since the last close."""
-
-    entries: list[_Entry] = field(default_factory=list)
+    slots: list[Int64Array] = field(default_factory=list)
+    clones: dict[OpenKey, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
     req_ids: set[str] = field(default_factory=set)
-    num_rows: int = 0
     num_bytes: int = 0
 
 
@@ -65,10 +42,10 @@ class DeferredRows:
     """The open batch. The manager lock covers every method."""
 
     def __init__(self, num_slots: int, stats: CacheStats) -> None:
-        self._batch = _Batch()
+        self._batch = DeferredBatch()
         self._stats = stats
-        # Number of the open row that a slot waits for, or _NOT_OPEN.
-        self._open_row = np.full(num_slots, _NOT_OPEN, dtype=np.int64)
+        # Place in the batch of the step whose row a slot waits for, or _NOT_OPEN.
+        self._open_step = np.full(num_slots, _NOT_OPEN, dtype=np.int64)
 
     @property
     def num_bytes(self) -> int:
@@ -76,50 +53,44 @@ class DeferredRows:
         return self._batch.num_bytes
 
     def reason_to_close(self, events: StepEvents, hit_slots: Int64Array) -> str | None:
-        """Why this step's events close the batch; None if they do not."""
-        if not self._batch.entries:
-            return None
+        """Why this step's events close the batch, which is not empty; None if they do not."""
         if not self._batch.req_ids.isdisjoint(events.ended_generations):
             return "ended"
         if not self._batch.req_ids.isdisjoint(events.preempted):
             return "preempted"
-        if (self._open_row[hit_slots] != _NOT_OPEN).any():
+        if (self._open_step[hit_slots] != _NOT_OPEN).any():
             return "hit"
         return None
 
     def kill(self, slots: Int64Array) -> None:
         """These slots were claimed: their open rows are dead."""
-        if self._batch.entries:
-            self._open_row[slots] = _NOT_OPEN
+        self._open_step[slots] = _NOT_OPEN
 
     def add(
         self, clones: Mapping[OpenKey, torch.Tensor], slots: Int64Array, req_ids: Sequence[str]
     ) -> None:
         """A step's clones, each `(len(slots), …)`; their bytes are reserved already."""
-        batch = self._batch
-        self._open_row[slots] = batch.num_rows + np.arange(len(slots), dtype=np.int64)
-        batch.entries.append(_Entry(batch.num_rows, slots, clones))
+        batch, place = self._batch, len(self._batch.slots)
+        self._open_step[slots] = place
+        batch.slots.append(slots)
+        for key, clone in clones.items():
+            batch.clones.setdefault(key, []).append((place, clone))
         batch.req_ids.update(req_ids)
-        batch.num_rows += len(slots)
         batch.num_bytes += sum(clone.nbytes for clone in clones.values())
 
-    def close(self, reason: str) -> ClosedBatch:
+    def close(self, reason: str) -> DeferredBatch:
         """Take the batch; the next one starts empty. `reason` is counted."""
-        batch, self._batch = self._batch, _Batch()
-        clones: dict[OpenKey, list[torch.Tensor]] = {}
-        slots: dict[OpenKey, list[Int64Array]] = {}
-        for entry in batch.entries:
-            numbers = entry.first_row + np.arange(len(entry.slots), dtype=np.int64)
-            alive = np.where(self._open_row[entry.slots] == numbers, entry.slots, _NOT_OPEN)
-            for key, clone in entry.clones.items():
-                clones.setdefault(key, []).append(clone)
-                slots.setdefault(key, []).append(alive)
-        for entry in batch.entries:
-            self._open_row[entry.slots] = _NOT_OPEN
+        batch, self._batch = self._batch, DeferredBatch()
+        alive = [
+            np.where(self._open_step[slots] == place, slots, _NOT_OPEN)
+            for place, slots in enumerate(batch.slots)
+        ]
+        for slots in batch.slots:
+            self._open_step[slots] = _NOT_OPEN
+        batch.slots = alive
         closed = self._stats.batches_closed
         closed[reason] = closed.get(reason, 0) + 1
-        joined = {key: np.concatenate(parts) for key, parts in slots.items()}
-        return ClosedBatch(clones, joined, batch.num_bytes, len(batch.entries))
+        return batch
 
 
 class DeviceBudget:
@@ -146,7 +117,7 @@ class DeviceBudget:
                 num_bytes,
                 self._bytes_max,
             )
-        if self.bytes_reserved and not self.fits(num_bytes):
+        if not self.fits(num_bytes):
             self._stats.device_budget_waits += 1
         self._log.wait_until(
             lambda: self._try_reserve(num_bytes),
@@ -156,7 +127,7 @@ class DeviceBudget:
 
     def fits(self, num_bytes: int) -> bool:
         """Whether `reserve` would not wait; a hint, since the mover may release meanwhile."""
-        return self.bytes_reserved + num_bytes <= self._bytes_max
+        return not self.bytes_reserved or self.bytes_reserved + num_bytes <= self._bytes_max
 
     def release(self, num_bytes: int) -> None:
         """Give bytes back; takes the log lock and wakes a waiting save."""
@@ -170,7 +141,7 @@ class DeviceBudget:
         return 2 * num_bytes >= self._bytes_max
 
     def _try_reserve(self, num_bytes: int) -> bool:
-        if self.bytes_reserved and not self.fits(num_bytes):
+        if not self.fits(num_bytes):
             return False
         self.bytes_reserved += num_bytes
         self._stats.device_bytes_high = max(self._stats.device_bytes_high, self.bytes_reserved)

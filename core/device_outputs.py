@@ -7,22 +7,20 @@ page-locked, and the copy asynchronous.
 
 from __future__ import annotations
 
-from collections import deque
-
 import torch
 
 from slotmirror.core.backend import DeviceBackend, Fence
+from slotmirror.core.copy_target import own_stream
 from slotmirror.core.oplog import logger
-from slotmirror.core.own_stream import OwnStream
 
 
 class DeviceOutputs:
-    """Copies of outputs on their way to the device. Any thread; no lock: the deque is atomic."""
+    """Copies of outputs on their way to the device. Any thread; no lock: a dict is atomic."""
 
     def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
-        self._stream = OwnStream(backend)
-        self._running: deque[tuple[Fence, torch.Tensor]] = deque()
+        self._stream = own_stream(backend)
+        self._running: dict[Fence, torch.Tensor] = {}
 
     def send(self, rows: torch.Tensor) -> tuple[torch.Tensor, Fence]:
         """A device copy of these host rows and the fence behind it.
@@ -30,8 +28,8 @@ class DeviceOutputs:
         Raises `NotSupported` for a backend without `device_copies`.
         """
         self.forget_finished()
-        copy, fence = self._backend.copy_to_device(rows, self._stream.get())
-        self._running.append((fence, rows))
+        copy, fence = self._backend.copy_to_device(rows, self._stream())
+        self._running[fence] = rows
         return copy, fence
 
     def close(self, timeout_s: float) -> bool:
@@ -40,35 +38,24 @@ class DeviceOutputs:
         False if one has not in `timeout_s`; it and those behind it keep their sources. A copy that
         failed has ended too, as its receiver learns from the fence.
         """
-        while self._running:
-            fence, _ = self._running[0]
+        for fence in list(self._running):
             try:
                 if not fence.wait(timeout_s):
                     return False
             except Exception as error:
                 logger.error("a copy of outputs to the device failed: %s", error)
-            self._running.popleft()
+            self._running.pop(fence, None)
         return True
 
     def forget_finished(self) -> None:
         """Let go of the sources of copies that have run, in their order.
 
-        An entry is taken out before it is looked at: two threads that looked at the same one would
-        take out two.
+        Two threads may look at the same one; it is taken out once.
         """
-        while self._running:
-            try:
-                entry = self._running.popleft()
-            except IndexError:  # another thread was faster
+        for fence in list(self._running):
+            if not _has_ended(fence):
                 return
-            ended = False
-            try:
-                ended = _has_ended(entry[0])
-            finally:
-                if not ended:
-                    self._running.appendleft(entry)
-            if not ended:
-                return
+            self._running.pop(fence, None)
 
 
 def _has_ended(fence: Fence) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.buffers import rows_view
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.events import StepEvents
 from slotmirror.core.hits import Hits
@@ -33,11 +32,8 @@ def plan_gathers(
     gathers = {}
     for key in wanted:
         lease = plane.meter.lease(plane.buffers, out_rows * key.spec.row_bytes)
-        out = rows_view(lease, key.spec)[: hits.region_rows]
         zero_rows = hits.out_rows[~hits.present[:, key.index]]
         num_rows = len(hits) - len(zero_rows)
-        gathers[key.name] = GatherTask(
-            whose, key, slots, zero_rows, num_rows, lease, out, plane.stats
-        )
+        gathers[key.name] = GatherTask(whose, key, slots, zero_rows, num_rows, lease, plane.stats)
     plane.stats.hit_buffer_bytes_high = plane.meter.bytes_high
     return gathers

@@ -33,7 +33,6 @@ from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.saving import StepSaver
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import Step
-from slotmirror.core.stranded import keep_for_ever
 from slotmirror.core.tables import Tables
 
 
@@ -214,7 +213,7 @@ class PrefixCacheManager:
             "log_age_s": age_s,
             "pages_held": self._plane.ring.pages_held,
             "unconsumed_steps": self._tables.steps.ids(),
-            "pages_stranded": self._plane.ring.pages_stranded,
+            "pages_stranded": len(self._plane.ring.stranded),
             "pool_bytes_by_key": self._keys.pool_bytes_by_key,
         }
 
@@ -247,8 +246,6 @@ class PrefixCacheManager:
         self._plane.committer.kick()
         if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):
             self._keys.close()
-        else:
-            keep_for_ever(self._keys)
 
     # -- inside -----------------------------------------------------------------------------
 

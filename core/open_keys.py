@@ -68,7 +68,7 @@ class OpenKeys:
             page_rows = tuple(map(PageRows, pages))
             room = self._slots.room_for_a_key()
             for page, buffer in zip(self._pages, pages, strict=True):
-                page.memory.append(buffer)
+                page.memory[spec.name] = buffer
             with self._lock:
                 index = self._slots.open_key(room)
                 self._keys[spec.name] = OpenKey(spec, index, pool, rows, page_rows)

@@ -17,9 +17,9 @@ from slotmirror.core.layout import check_counts, ordered_slots, row_order
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.oplog import Operation
-from slotmirror.core.page_transfer import StagedRows
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.split import split_outputs
+from slotmirror.core.staging import StagedRows
 from slotmirror.core.step import Step
 from slotmirror.core.tables import Tables
 
@@ -50,7 +50,7 @@ class StepSaver:
         deferred = self._deferred(policy, rows)
         reserved = self._reserve(rows, deferred) if deferred else 0
         try:
-            staged = self._plane.transfer.stage(
+            staged = self._plane.ring.stage(
                 step.saved_keys,
                 tuple(rows.values()),
                 deferred,
@@ -61,7 +61,7 @@ class StepSaver:
             try:
                 self._commit(step, pack, deferred, staged, reserved)
             except BaseException:
-                self._plane.transfer.give_up(staged.page, "a save that was given up")
+                self._plane.ring.give_up(staged.page, "a save that was given up")
                 raise
         except BaseException:
             self._plane.budget.release(reserved)

@@ -1,152 +1,196 @@
 """The ring of staging pages: where a step's rows arrive from the device (S1).
 
-A page owns host memory for the rows of one step, one fence for life, and a count of holders: the
-step until it is consumed, and the write until its rows are in the pool. It returns to the ring
-when the last holder lets go. Holder counts live under the log lock, because a released page is
-progress of the log like any other: a save that waits for a page waits there.
+A page owns host memory for the rows of one step and a count of holders: the step until it is
+consumed, and the write until its rows are in the pool. It returns to the ring when the last holder
+lets go. Holder counts live under the log lock, because a released page is progress of the log like
+any other: a save that waits for a page waits there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, HostBuffer, Stream
+from slotmirror.core.backend import DeviceBackend, HostBuffer
+from slotmirror.core.block_pool import OpenKey
+from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.errors import CacheShutDownError, CopyAbandonedError
+from slotmirror.core.copy_target import CopyTarget, own_stream
+from slotmirror.core.errors import CacheShutDownError, StepTooLargeError
 from slotmirror.core.host_rows import allocate_host
-from slotmirror.core.oplog import Mover, OpLog, logger
+from slotmirror.core.leftovers import LeftoverPack
+from slotmirror.core.oplog import Mover, Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime
 from slotmirror.core.stats import CacheStats
-from slotmirror.core.stranded import keep_for_ever
 
 _ARENA_BYTES_MIN = 256
 
 
-class StagingPage:
+class StagingPage(CopyTarget):
     """Memory for the rows of one step. Its holders alone touch its bytes.
 
-    issued   a copy into the page was issued since it was claimed; set by the save
-    landed   that copy was seen to end, well or not; until then nobody may let go of the page
-    unfenced the stream of a copy that was issued but has no fence behind it yet
-    sources  what the copy reads: alive until it has landed
-    memory   host buffers, one per open key
+    memory   host buffers: one per open key, and under None the arena for leftovers
+    holds    how many hold it
+    issued   whether a copy into it was issued since it was claimed, for whoever asks how it ended
     """
 
     def __init__(self, index: int, backend: DeviceBackend) -> None:
+        super().__init__(f"page {index}", backend)
         self.index = index
-        self.fence = backend.new_fence()
-        self.memory: list[HostBuffer] = []
+        self.memory: dict[str | None, HostBuffer] = {}
         self.holds = 0
         self.issued = False
-        self.landed = True
-        self.unfenced: tuple[Stream] | None = None
-        self.sources: Sequence[torch.Tensor] = ()
-        self._backend = backend
-        self._arena: HostBuffer | None = None
 
-    def arena(self, num_bytes: int, pinned: bool) -> torch.Tensor:
+    def arena(self, num_bytes: int) -> torch.Tensor:
         """`num_bytes` of uint8 scratch for leftovers; grows, and is then kept.
 
         The page must be claimed and no copy into the former arena may run.
         """
-        if self._arena is None or self._arena.tensor.numel() < num_bytes:
-            larger = allocate_host(
-                self._backend, (max(2 * num_bytes, _ARENA_BYTES_MIN),), torch.uint8, pinned=pinned
-            )
-            if self._arena is not None:
-                self._arena.close()
-            self._arena = larger
-        return self._arena.tensor[:num_bytes]
-
-    def issue(self, sources: Sequence[torch.Tensor]) -> None:
-        """A copy is about to be issued that reads `sources`."""
-        self.issued, self.landed = True, False
-        self.sources = sources
-
-    def arrive(self, mover: Mover) -> None:
-        """Wait until the page's copy has run, then free what it read.
-
-        A copy that failed has ended too. One that a shutdown gave up on may still write some day,
-        and an interrupt of this thread says nothing about the copy at all.
-        """
-        if self.landed:
-            return
-        self._place_fence(mover)
-        try:
-            mover.wait_fence(self.fence)
-        except CopyAbandonedError:
-            raise
-        except Exception:
-            self.land()
-            raise
-        except BaseException:
-            mover.wait_fence(self.fence)
-            self.land()
-            raise
-        self.land()
-
-    def land(self) -> None:
-        """The copy has ended; `issued` stays for whoever still asks how."""
-        self.landed, self.sources, self.unfenced = True, (), None
-
-    def _place_fence(self, mover: Mover) -> None:
-        """A fence that could not be recorded with its launch is recorded now.
-
-        On a device that is lost for certain nothing runs any more; a copy without a fence on any
-        other may run at any time.
-        """
-        if self.unfenced is None:
-            return
-        try:
-            self.fence.record(self.unfenced[0])
-        except Exception as error:
-            if mover.backend.is_lost():
-                self.land()
-            raise CopyAbandonedError(
-                f"no fence could be placed behind a copy into page {self.index}: {error}"
-            ) from error
-        self.unfenced = None
+        arena = self.memory.get(None)
+        if arena is None or arena.tensor.numel() < num_bytes:
+            shape, pinned = (max(2 * num_bytes, _ARENA_BYTES_MIN),), self._backend.capabilities
+            larger = allocate_host(self._backend, shape, torch.uint8, pinned=pinned.pinned_host)
+            if arena is not None:
+                arena.close()
+            self.memory[None] = arena = larger
+        return arena.tensor[:num_bytes]
 
     @property
     def reserved_bytes(self) -> int:
         """Host bytes that the page holds, allocator rounding included."""
-        arena = self._arena.reserved_bytes if self._arena else 0
-        return arena + sum(buffer.reserved_bytes for buffer in list(self.memory))
+        return sum(buffer.reserved_bytes for buffer in list(self.memory.values()))
 
     def close(self) -> None:
         """Give the memory back; no copy may still use it."""
-        for buffer in self.memory:
+        for buffer in self.memory.values():
             buffer.close()
         self.memory.clear()
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+
+
+@dataclass(eq=False)
+class ReleaseTask(Operation):
+    """Whoever held a page gave up on it: the hold is dropped once its copy has run (S3)."""
+
+    whose: str
+    page: StagingPage
+    drop_hold: Callable[[StagingPage], None]
+
+    def run(self, mover: Mover) -> None:
+        self.page.arrive(mover)
+
+    def drop(self, mover: Mover) -> None:
+        self.page.arrive(mover)
+
+    def let_go(self) -> None:
+        self.drop_hold(self.page)
+
+    def describe(self) -> str:
+        return f"release {self.page.name} of {self.whose}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedRows:
+    """A step's rows on their way to a claimed page; `sources[i]` is what key i's copy reads."""
+
+    page: StagingPage
+    sources: Sequence[torch.Tensor]
 
 
 class StagingRing:
-    """All pages. Takes the log lock itself; `claim` is for the engine thread."""
+    """All pages, and the way of a step's rows onto one. Takes the log lock itself.
+
+    `stage` is for the engine thread, which holds no lock meanwhile.
+    """
 
     def __init__(
         self,
         config: PrefixCacheConfig,
         backend: DeviceBackend,
         log: OpLog,
+        committer: Committer,
         runtime: Runtime,
         stats: CacheStats,
     ) -> None:
         self._config = config
+        self._backend = backend
         self._log = log
+        self._committer = committer
         self._runtime = runtime
         self._stats = stats
+        self._outlasts = backend.capabilities.async_copy
+        self.stream = own_stream(backend)
         self.pages = [StagingPage(index, backend) for index in range(config.staging_depth)]
         self._free = self.pages[::-1]
         self._refuses = False
-        self._stranded: list[StagingPage] = []
 
-    def claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
-        """A free page, held once, with nothing issued; waits for one, bounded (W6, S1).
+    def stage(
+        self,
+        keys: Sequence[OpenKey],
+        rows: Sequence[torch.Tensor],
+        cloned: frozenset[str],
+        leftovers: LeftoverPack | None,
+        num_rows: int,
+        unconsumed: Callable[[], Sequence[int]],
+    ) -> StagedRows:
+        """Claim a page, and launch one copy of these rows and leftovers into it, with one fence.
+
+        `rows` has one tensor per key; `cloned` names device tensors that must be cloned in any
+        case. May wait for a page, bounded (W6, S1). Raises `StepTooLargeError` or whatever the
+        allocation or clone raised, with the page given back; a copy that fails to launch is
+        sticky, since part of it may run (W5).
+        """
+        if num_rows > self._config.staging_capacity_tokens:
+            raise StepTooLargeError(num_rows, self._config.staging_capacity_tokens)
+        page = self._claim(unconsumed)
+        try:
+            tensors = list(rows)
+            targets = [key.pages[page.index].first(num_rows)[0] for key in keys]
+            if leftovers is not None and leftovers.num_bytes:
+                for source, target in leftovers.copies_into(page.arena(leftovers.num_bytes)):
+                    tensors.append(source)
+                    targets.append(target)
+            owned = [self._backend.owns(tensor) for tensor in tensors]
+            sources = self._sources(tensors, owned, [key.name in cloned for key in keys])
+            pairs = []
+            for source, target, on_device in zip(sources, targets, owned, strict=True):
+                if not on_device:
+                    target.copy_(source)
+                elif source.numel():
+                    pairs.append((source, target))
+            stream, after = self.stream(), self._backend.current_stream()
+        except BaseException:
+            self.let_go(page)
+            raise
+        page.issued = bool(pairs)
+        try:
+            if pairs:
+                page.launch(pairs, stream, after)
+        except BaseException as error:
+            self._log.poison(error, "launching a device→host copy")
+            self.give_up(page, "a failed save")
+            self._log.raise_if_failed()
+        return StagedRows(page, sources)
+
+    def _sources(
+        self, tensors: Sequence[torch.Tensor], owned: Sequence[bool], asked: Sequence[bool]
+    ) -> list[torch.Tensor]:
+        """What the copies read: clones where asked, and where a copy outlasts this call (D9)."""
+        sources = list(tensors)
+        which = [i for i, clone in enumerate(owned if self._outlasts else asked) if clone]
+        clones = self._backend.snapshot([tensors[i] for i in which]) if which else []
+        for i, clone in zip(which, clones, strict=True):
+            sources[i] = clone
+        return sources
+
+    def give_up(self, page: StagingPage, whose: str) -> None:
+        """A save cannot go on: the page is released, through the log, behind its copy."""
+        self._log.append([ReleaseTask(whose, page, self.let_go)])
+        self._committer.kick()
+
+    def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
+        """A free page, held once, with no copy under way; waits for one, bounded (W6, S1).
 
         Raises `WaitTimeoutError`, which names the unconsumed steps, the log's failure, and
         `CacheShutDownError` once the ring refuses claims.
@@ -175,7 +219,7 @@ class StagingRing:
         if not self._free:
             return None
         page = self._free.pop()
-        page.holds, page.issued = 1, False
+        page.holds = 1
         return page
 
     def let_go(self, page: StagingPage) -> None:
@@ -188,12 +232,12 @@ class StagingRing:
             page.holds -= 1
             if page.holds:
                 return
-            landed = page.landed
-            (self._free if landed else self._stranded).append(page)
+            is_stranded = page.may_run
+            if not is_stranded:
+                self._free.append(page)
             self._log.changed.notify_all()
-        if not landed:
-            keep_for_ever(page)
-            logger.error("page %d is kept: a copy into it may still run", page.index)
+        if is_stranded:
+            logger.error("%s is kept: a copy into it may still run", page.name)
 
     def refuse_claims(self) -> None:
         """From now on every claim raises, waiting ones too."""
@@ -204,30 +248,23 @@ class StagingRing:
     @property
     def pages_held(self) -> int:
         """Pages that somebody holds."""
-        return len(self.pages) - len(self._free) - len(self._stranded)
+        return sum(page.holds > 0 for page in self.pages)
 
     @property
-    def pages_stranded(self) -> int:
+    def stranded(self) -> list[StagingPage]:
         """Pages that are kept for ever, because a copy into them was never seen to end."""
-        return len(self._stranded)
+        return [page for page in self.pages if page.may_run and not page.holds]
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Host bytes of all pages but stranded ones."""
-        return sum(page.reserved_bytes for page in self.pages if page not in self._stranded)
-
-    @property
-    def stranded_bytes(self) -> int:
-        """Host bytes of pages whose copy was never seen to end."""
-        return sum(page.reserved_bytes for page in self._stranded)
+    def memory_stats(self) -> dict[str, int]:
+        """Host bytes of stranded pages, and of all others."""
+        stranded = sum(page.reserved_bytes for page in self.stranded)
+        every = sum(page.reserved_bytes for page in self.pages)
+        return {"staging_bytes": every - stranded, "stranded_bytes": stranded}
 
     def close(self) -> None:
         """Give back the memory of pages that nobody holds.
 
         Whoever still holds a page may read it, or has a copy that never ended: its memory stays.
         """
-        for page in self.pages:
-            if page in self._free:
-                page.close()
-            else:
-                keep_for_ever(page)
+        for page in self._free:
+            page.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slotmirror.core.backend import Capabilities, Fence, Stream
-from slotmirror.core.direct_capture import SlotRuns
+from slotmirror.core.direct_capture import long_runs
 from slotmirror.core.errors import CacheFailedError, NotSupported
 from support.caches import Driver, firsts, rows
 from support.gated_backend import GatedBackend, GatedFence
@@ -59,9 +59,9 @@ def test_runs_of_neighbouring_slots(
     slots: list[int], rows_min: int, runs: list[tuple[int, int, int]], rest: list[int]
 ) -> None:
     """Long runs as (row, slot, rows), everything else row by row."""
-    found = SlotRuns.of(np.array(slots, dtype=np.int64), rows_min)
-    assert found.runs == runs
-    assert found.rest.tolist() == rest
+    found, others = long_runs(np.array(slots, dtype=np.int64), rows_min)
+    assert found == runs
+    assert others.tolist() == rest
 
 
 @pytest.mark.parametrize("rows_min", [None, 1, 3, 4, 100])

@@ -191,14 +191,14 @@ def test_S3_a_save_that_waits_for_a_page_when_shutdown_comes_is_refused() -> Non
 def test_S3_a_save_that_commits_after_shutdown_began_gives_everything_back() -> None:
     """The copy had been launched: the page is released behind it, the caller is told."""
     driver = Driver()
-    stage = driver.cache._plane.transfer.stage
+    stage = driver.cache._plane.ring.stage
 
     def close_after_staging(*args, **kwargs):  # type: ignore[no-untyped-def]
         staged = stage(*args, **kwargs)
         driver.cache._tables.closed = True
         return staged
 
-    driver.cache._plane.transfer.stage = close_after_staging  # type: ignore[method-assign]
+    driver.cache._plane.ring.stage = close_after_staging  # type: ignore[method-assign]
     driver.start({"a": (0, 1)}, new={"a": (0, (0,))})
     with pytest.raises(CacheShutDownError):
         driver.save(rows(0, 1))

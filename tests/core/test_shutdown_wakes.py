@@ -134,7 +134,7 @@ def test_S3_a_shutdown_ends_with_the_save_that_it_waits_for() -> None:
         shutdown.begin()
         raise MemoryError("no page memory")
 
-    cache._plane.transfer.stage = stage_during_the_shutdown  # type: ignore[method-assign, assignment]
+    cache._plane.ring.stage = stage_during_the_shutdown  # type: ignore[method-assign, assignment]
     with pytest.raises(MemoryError):
         shutdown.save()
     assert shutdown.ends_soon()

@@ -46,7 +46,7 @@ def clones_are_freed_before_their_copy_has_run(patches: pytest.MonkeyPatch) -> N
     arrive = insides.ARRIVE_ON_PAGE.original
 
     def too_early(self, mover):
-        self.sources = ()
+        insides.forget_what_is_read(self)
         arrive(self, mover)
 
     insides.ARRIVE_ON_PAGE.replace(patches, too_early)
@@ -56,7 +56,7 @@ def clones_of_a_failed_launch_are_freed_at_once(patches: pytest.MonkeyPatch) -> 
     give_up = insides.GIVE_UP_LAUNCH.original
 
     def without_clones(self, page, whose):
-        page.sources = ()
+        insides.forget_what_is_read(page)
         give_up(self, page, whose)
 
     insides.GIVE_UP_LAUNCH.replace(patches, without_clones)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from slotmirror.core import consumers, hit_planning, manager, open_keys, oplog, split
+from slotmirror.core.buffers import rows_view
 from slotmirror.core.committer import Committer
 from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
@@ -23,7 +24,6 @@ from slotmirror.core.hit_registry import HitRegistry
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.manager import PrefixCacheManager
 from slotmirror.core.operations import GatherTask, WriteTask
-from slotmirror.core.page_transfer import PageTransfer
 from slotmirror.core.saving import StepSaver
 from slotmirror.core.slot_table import SlotTable
 from slotmirror.core.staging import StagingPage, StagingRing
@@ -61,9 +61,9 @@ TAKE_STEP = Part(UnconsumedSteps, "take")
 CHECK_REPLAYS = Part(UnconsumedSteps, "_check_replays")
 
 # From the device to the pool.
-SOURCES_OF_COPIES = Part(PageTransfer, "_sources")
+SOURCES_OF_COPIES = Part(StagingRing, "_sources")
 LET_GO_OF_PAGE = Part(StagingRing, "let_go")
-GIVE_UP_LAUNCH = Part(PageTransfer, "give_up")
+GIVE_UP_LAUNCH = Part(StagingRing, "give_up")
 ARRIVE_ON_PAGE = Part(StagingPage, "arrive")
 RUN_WRITE = Part(WriteTask, "run")
 ADVANCE_TASK = Part(TaskProgress, "advance")
@@ -109,13 +109,17 @@ IS_PER_TOKEN = Part(split, "is_per_token")
 
 def read_pool_now(gather: Any) -> None:
     """Fill a gather's output from the pool as the pool is now."""
-    gather._out[:] = gather.key.rows[gather._slots]
+    _out_of(gather)[:] = gather.key.rows[gather.slots]
+
+
+def _out_of(gather: Any) -> Any:
+    return rows_view(gather.lease, gather.key.spec)[: len(gather.slots)]
 
 
 def zero_absent_rows(gather: Any) -> None:
     """The other half of a gather: absent rows read zeros."""
-    if len(gather._zero_rows):
-        gather._out[gather._zero_rows] = np.zeros((), gather._out.dtype)
+    out = _out_of(gather)
+    out[gather.zero_rows] = np.zeros((), out.dtype)
 
 
 def hits_without_own_rows(table: Any, hit_slots: Any) -> Any:
@@ -134,14 +138,19 @@ def forget_hits_of_omitted_keys(step: Any) -> None:
         del step.gathers[name]
 
 
-def entries_of(deferred: Any) -> list[Any]:
-    """The steps in the open batch."""
-    return list(deferred._batch.entries)
+def slots_of_open_batch(deferred: Any) -> list[Any]:
+    """Per step in the open batch the slots of its rows."""
+    return list(deferred._batch.slots)
 
 
-def open_rows_of(deferred: Any) -> Any:
-    """Per slot its row in the open batch, or `NOT_OPEN`."""
-    return deferred._open_row
+def open_steps_of(deferred: Any) -> Any:
+    """Per slot the step of the open batch whose row it waits for, or `NOT_OPEN`."""
+    return deferred._open_step
+
+
+def forget_what_is_read(page: Any) -> None:
+    """Let go of what the copy into this page reads; it still counts as under way."""
+    page._pairs = [(target, target) for _, target in page._pairs]
 
 
 def charge(budget: Any, num_bytes: int) -> None:

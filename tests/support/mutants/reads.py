@@ -11,10 +11,10 @@ from support.mutants.mutant import Mutant
 def saves_the_models_own_buffers(patches: pytest.MonkeyPatch) -> None:
     sources = insides.SOURCES_OF_COPIES.original
 
-    def deferred_only(self, tensors, cloned):
-        clones = sources(self, tensors, cloned)
-        asked = [*cloned, *[False] * (len(tensors) - len(cloned))]
-        return [clones[i] if asked[i] else tensors[i] for i in range(len(tensors))]
+    def deferred_only(self, tensors, owned, asked):
+        clones = sources(self, tensors, owned, asked)
+        deferred = [*asked, *[False] * (len(tensors) - len(asked))]
+        return [clones[i] if deferred[i] else tensors[i] for i in range(len(tensors))]
 
     insides.SOURCES_OF_COPIES.replace(patches, deferred_only)
 

@@ -17,9 +17,7 @@ def older_deferred_rows_land_last(patches: pytest.MonkeyPatch) -> None:
 
     def backwards(self, reason):
         batch = close_without_deaths(self, close, reason)
-        for key, clones in batch.clones.items():
-            ends = np.cumsum([len(clone) for clone in clones])[:-1]
-            batch.slots[key] = np.concatenate(np.split(batch.slots[key], ends)[::-1])
+        for clones in batch.clones.values():
             clones.reverse()
         return batch
 
@@ -28,10 +26,9 @@ def older_deferred_rows_land_last(patches: pytest.MonkeyPatch) -> None:
 
 def close_without_deaths(self, close, reason):
     """Close the batch as if no row in it had died."""
-    entries = insides.entries_of(self)
+    slots = insides.slots_of_open_batch(self)
     batch = close(self, reason)
-    for key in batch.slots:
-        batch.slots[key] = np.concatenate([e.slots for e in entries if key in e.clones])
+    batch.slots = slots
     return batch
 
 
@@ -39,10 +36,10 @@ def a_slot_that_comes_back_keeps_its_first_row(patches: pytest.MonkeyPatch) -> N
     add = insides.ADD_DEFERRED.original
 
     def keep_first(self, clones, slots, req_ids):
-        rows = insides.open_rows_of(self)
-        before = rows[slots].copy()
+        steps = insides.open_steps_of(self)
+        before = steps[slots].copy()
         add(self, clones, slots, req_ids)
-        rows[slots] = np.where(before == insides.NOT_OPEN, rows[slots], before)
+        steps[slots] = np.where(before == insides.NOT_OPEN, steps[slots], before)
 
     insides.ADD_DEFERRED.replace(patches, keep_first)
     insides.KILL_DEFERRED.replace(patches, lambda self, slots: None)
@@ -53,8 +50,8 @@ def an_end_drops_what_was_not_written(patches: pytest.MonkeyPatch) -> None:
 
     def drop(self, reason):
         batch = close(self, reason)
-        if reason == "ended" and batch.num_steps > 1:
-            for slots in batch.slots.values():
+        if reason == "ended" and len(batch.slots) > 1:
+            for slots in batch.slots:
                 slots[:] = insides.NOT_OPEN
         return batch
 

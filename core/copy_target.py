@@ -1,0 +1,123 @@
+"""Where a device's copies land: pages, bounce buffers, and the pool itself.
+
+A launched copy may use what it reads and writes until it was seen to end. There is one treatment
+of whatever can go wrong meanwhile (W5): a launch that fails half-way, a fence that fails, a device
+that never answers, an interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from slotmirror.core.backend import DeviceBackend, Stream
+from slotmirror.core.errors import CopyAbandonedError
+from slotmirror.core.oplog import Mover, logger
+
+CopyPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""What a copy reads on the device, and where it writes it."""
+
+_IN_USE: set[CopyTarget] = set()
+"""Targets whose copy may run. They stay, with all that the copy uses, whoever else lets go of
+them: a device that never finishes a copy may use its memory at any time until the process ends."""
+
+
+class CopyTarget:
+    """Host memory into which one copy at a time is launched; the fence is its own for life.
+
+    Whoever has launched a copy sees to it that it has ended before the next one is launched.
+    """
+
+    def __init__(self, name: str, backend: DeviceBackend) -> None:
+        self.name = name
+        self.fence = backend.new_fence()
+        self._backend = backend
+        self._pairs: Sequence[CopyPair] = ()
+        self._unfenced: tuple[Stream] | None = None
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a copy was launched that was not seen to end, well or not."""
+        return bool(self._pairs)
+
+    def launch(self, pairs: Sequence[CopyPair], stream: Stream, after: Stream) -> None:
+        """Start the copy of these pairs, one at least; see `DeviceBackend.copy_to_host`.
+
+        When it raises, part of the copy may run all the same: `arrive` follows on every path.
+        """
+        self._pairs = pairs
+        _IN_USE.add(self)
+        try:
+            self._backend.copy_to_host(pairs, stream, after, self.fence)
+        except BaseException:
+            self._unfenced = (stream,)
+            raise
+
+    def arrive(self, mover: Mover) -> None:
+        """Wait until the copy has run, if there is one, then free what it read.
+
+        A copy that failed has ended too. One that a shutdown gave up on may still write some day,
+        and an interrupt of this thread says nothing about the copy at all.
+        """
+        if not self._pairs:
+            return
+        self._place_fence()
+        try:
+            mover.wait_fence(self.fence)
+        except CopyAbandonedError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                mover.wait_fence(self.fence)
+            self.end()
+            raise
+        self.end()
+
+    def end(self) -> None:
+        """The copy was seen to end: what it used is free."""
+        self._pairs, self._unfenced = (), None
+        _IN_USE.discard(self)
+
+    def _place_fence(self) -> None:
+        """A fence that was not recorded with its launch is recorded now, behind the copy.
+
+        On a device that is lost for certain nothing runs any more; a copy without a fence on any
+        other may run at any time.
+        """
+        if self._unfenced is None:
+            return
+        try:
+            self.fence.record(self._unfenced[0])
+        except Exception as error:
+            if self._backend.is_lost():
+                self.end()
+            raise CopyAbandonedError(
+                f"no fence could be placed behind a copy into {self.name}: {error}"
+            ) from error
+        self._unfenced = None
+
+
+def settle(targets: Iterable[CopyTarget], mover: Mover) -> None:
+    """A write has failed: wait for copies that may still run, so that memory can be let go."""
+    for target in targets:
+        try:
+            target.arrive(mover)
+        except Exception as error:
+            logger.error("a copy into %s, of a failed write, failed too: %s", target.name, error)
+
+
+def own_stream(backend: DeviceBackend) -> Callable[[], Stream]:
+    """A stream of ours, made by the first call and kept: a fork before it is safe (T7).
+
+    Two threads that call it first at once may make two, and both get the one that was put first.
+    """
+    made: list[Stream] = []
+
+    def stream() -> Stream:
+        if not made:
+            made.append(backend.new_stream())
+        return made[0]
+
+    return stream
