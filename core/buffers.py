@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -34,19 +33,27 @@ _KEPT_BYTES_PER_SIZE = 1 << 28
 class OutputBuffers:
     """Memory for outputs, by size class. Any thread; no lock.
 
-    `backend`, if given, page-locks what is recycled.
+    `backend`, if given, page-locks what is recycled. Outputs of hits are metered, with
+    `hit_bytes_max` as their limit (`hit_buffer_bytes_max`): the engine thread checks and leases
+    them, finalisers on any thread report deaths, any thread reads.
     """
 
-    def __init__(self, backend: DeviceBackend | None = None) -> None:
+    def __init__(
+        self, backend: DeviceBackend | None = None, hit_bytes_max: int | None = None
+    ) -> None:
         self._backend = backend
+        self._hit_bytes_max = hit_bytes_max
+        self._hit_bytes = 0
+        self._hit_deaths: deque[int] = deque()
+        self.hit_bytes_high = 0
         self._free: dict[int, deque[Lease]] = {}
         self._closed = False
 
-    def lease(self, num_bytes: int, on_death: Callable[[], object] | None = None) -> Lease:
+    def lease(self, num_bytes: int, *, for_hits: bool = False) -> Lease:
         """At least `num_bytes` of uninitialised memory, cut to `num_bytes`.
 
-        Free again, and `on_death` called, when the last tensor or array on it is gone. Small
-        buffers are not recycled: the allocator does that well enough.
+        Free again, and with `for_hits` no longer metered, when the last tensor or array on it is
+        gone. Small buffers are not recycled: the allocator does that well enough.
         """
         size = _size_class(num_bytes)
         recycled = size >= _RECYCLED_BYTES_MIN
@@ -57,9 +64,28 @@ class OutputBuffers:
         lease: Lease = np.frombuffer(foreign, dtype=np.uint8, count=num_bytes)
         if recycled:
             weakref.finalize(lease, self._take_back, size, memory).atexit = False
-        if on_death is not None:
-            weakref.finalize(lease, on_death).atexit = False
+        if for_hits:
+            weakref.finalize(lease, self._hit_deaths.append, num_bytes).atexit = False
+            self._hit_bytes += num_bytes
+            self.hit_bytes_high = max(self.hit_bytes_high, self._hit_bytes)
         return lease
+
+    def check_hits(self, num_bytes: int) -> None:
+        """Raise `HostMemoryLimitError` if `num_bytes` more for hits would exceed the limit."""
+        while self._hit_deaths:
+            self._hit_bytes -= self._hit_deaths.popleft()
+        alive, limit = self._hit_bytes, self._hit_bytes_max
+        if limit is not None and alive + num_bytes > limit:
+            raise HostMemoryLimitError(
+                f"this step's hits need {num_bytes:,} B of output memory, {alive:,} B are alive, "
+                f"hit_buffer_bytes_max is {limit:,}: drop former outputs, raise it, or "
+                "schedule fewer hit tokens per step"
+            )
+
+    @property
+    def hit_bytes_alive(self) -> int:
+        """Bytes of hit outputs whose tensors, or gathers, still exist."""
+        return self._hit_bytes - sum(self._hit_deaths.copy())
 
     def _recycled(self, size: int) -> Lease:
         kept = max(1, min(_KEPT_PER_SIZE, _KEPT_BYTES_PER_SIZE // size))
@@ -88,45 +114,6 @@ class OutputBuffers:
         self._closed = True
         for free in list(self._free.values()):
             free.clear()
-
-
-class HitBufferMeter:
-    """How many bytes of hit outputs are alive, and the limit (`hit_buffer_bytes_max`).
-
-    The engine thread checks and charges; finalisers on any thread report deaths without a lock;
-    any thread reads.
-    """
-
-    def __init__(self, bytes_max: int | None) -> None:
-        self._bytes_max = bytes_max
-        self._deaths: deque[int] = deque()
-        self._alive = 0
-        self.bytes_high = 0
-
-    @property
-    def bytes_alive(self) -> int:
-        """Bytes of hit outputs whose tensors, or gathers, still exist."""
-        return self._alive - sum(self._deaths.copy())
-
-    def check(self, num_bytes: int) -> None:
-        """Raise `HostMemoryLimitError` if `num_bytes` more would exceed the limit."""
-        while self._deaths:
-            self._alive -= self._deaths.popleft()
-        alive = self._alive
-        if self._bytes_max is not None and alive + num_bytes > self._bytes_max:
-            raise HostMemoryLimitError(
-                f"this step's hits need {num_bytes:,} B of output memory, {alive:,} B are alive, "
-                f"hit_buffer_bytes_max is {self._bytes_max:,}: drop former outputs, raise it, or "
-                "schedule fewer hit tokens per step"
-            )
-
-    def lease(self, buffers: OutputBuffers, num_bytes: int) -> Lease:
-        """A lease that counts as alive from now until it dies."""
-        deaths = self._deaths
-        lease = buffers.lease(num_bytes, lambda: deaths.append(num_bytes))
-        self._alive += num_bytes
-        self.bytes_high = max(self.bytes_high, self._alive)
-        return lease
 
 
 def rows_tensor(lease: Lease, spec: KeySpec) -> torch.Tensor:

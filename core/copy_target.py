@@ -35,7 +35,8 @@ class CopyTarget:
         self.fence = backend.new_fence()
         self._backend = backend
         self._pairs: Sequence[CopyPair] = ()
-        self._unfenced: tuple[Stream] | None = None
+        self._stream: Stream = None
+        self._fenced = True
 
     @property
     def may_run(self) -> bool:
@@ -47,13 +48,10 @@ class CopyTarget:
 
         When it raises, part of the copy may run all the same: `arrive` follows on every path.
         """
-        self._pairs = pairs
+        self._pairs, self._stream, self._fenced = pairs, stream, False
         _IN_USE.add(self)
-        try:
-            self._backend.copy_to_host(pairs, stream, after, self.fence)
-        except BaseException:
-            self._unfenced = (stream,)
-            raise
+        self._backend.copy_to_host(pairs, stream, after, self.fence)
+        self._fenced = True
 
     def arrive(self, mover: Mover) -> None:
         """Wait until the copy has run, if there is one, then free what it read.
@@ -63,7 +61,8 @@ class CopyTarget:
         """
         if not self._pairs:
             return
-        self._place_fence()
+        if not self._fenced:
+            self._place_fence()
         try:
             mover.wait_fence(self.fence)
         except CopyAbandonedError:
@@ -77,7 +76,7 @@ class CopyTarget:
 
     def end(self) -> None:
         """The copy was seen to end: what it used is free."""
-        self._pairs, self._unfenced = (), None
+        self._pairs = ()
         _IN_USE.discard(self)
 
     def _place_fence(self) -> None:
@@ -86,17 +85,15 @@ class CopyTarget:
         On a device that is lost for certain nothing runs any more; a copy without a fence on any
         other may run at any time.
         """
-        if self._unfenced is None:
-            return
         try:
-            self.fence.record(self._unfenced[0])
+            self.fence.record(self._stream)
         except Exception as error:
             if self._backend.is_lost():
                 self.end()
             raise CopyAbandonedError(
                 f"no fence could be placed behind a copy into {self.name}: {error}"
             ) from error
-        self._unfenced = None
+        self._fenced = True
 
 
 def settle(targets: Iterable[CopyTarget], mover: Mover) -> None:

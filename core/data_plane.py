@@ -12,7 +12,7 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
+from slotmirror.core.buffers import OutputBuffers
 from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.copy_target import CopyTarget
@@ -44,9 +44,9 @@ class DataPlane:
         self.log = OpLog(config, runtime, stats)
         self.committer = Committer(self.log, backend, config, runtime, stats)
         self.ring = StagingRing(config, backend, self.log, self.committer, runtime, stats)
-        self.buffers = OutputBuffers(backend if config.pin_outputs else None)
+        pinning = backend if config.pin_outputs else None
+        self.buffers = OutputBuffers(pinning, config.hit_buffer_bytes_max)
         self.device_outputs = DeviceOutputs(backend)
-        self.meter = HitBufferMeter(config.hit_buffer_bytes_max)
         self.direct_target = CopyTarget("the pool", backend)
         self.bounces = BounceBuffers(config, backend)
         self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
@@ -160,7 +160,7 @@ class DataPlane:
         if joined:
             self.bounces.close()
         self.ring.close()
-        if self.device_outputs.close(self.config.device_wait_timeout_s):
+        if self.device_outputs.forget_finished(self.config.device_wait_timeout_s):
             self.buffers.close()
         return joined and not self.direct_target.may_run
 
@@ -170,6 +170,6 @@ class DataPlane:
             **self.ring.memory_stats(),
             "bounce_bytes": self.bounces.reserved_bytes,
             "deferred_device_bytes": self.budget.bytes_reserved,
-            "hit_output_bytes": self.meter.bytes_alive,
+            "hit_output_bytes": self.buffers.hit_bytes_alive,
             "idle_output_bytes": self.buffers.idle_bytes,
         }

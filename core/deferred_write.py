@@ -116,12 +116,11 @@ class DeferredWriteTask(PoolWrite):
             self._launch(bounce, chunk)
             if waiting is not None:
                 self._scatter(mover, *waiting)
-            waiting = (bounce, chunk)
-        if waiting is not None:
-            waiting[0].arrive(mover)
+            waiting = bounce, chunk
+        # A batch that is closed has rows, so there was a chunk.
+        bounce.arrive(mover)
         self.progress.advance(TaskState.HOST_READY)
-        if waiting is not None:
-            self._scatter(mover, *waiting)
+        self._scatter(mover, bounce, chunk)
 
     def _chunks(self) -> Iterator[Chunk]:
         """The batch in pieces that fit a bounce buffer, small clones put together."""

@@ -32,11 +32,12 @@ class DeviceOutputs:
         self._running[fence] = rows
         return copy, fence
 
-    def close(self, timeout_s: float) -> bool:
-        """Wait until every copy has run and let go of its source.
+    def forget_finished(self, timeout_s: float = 0.0) -> bool:
+        """Let go of the sources of copies that have run, in their order.
 
         False if one has not in `timeout_s`; it and those behind it keep their sources. A copy that
-        failed has ended too, as its receiver learns from the fence.
+        failed has ended too, as its receiver learns from the fence. Two threads may look at the
+        same one: it is taken out once.
         """
         for fence in list(self._running):
             try:
@@ -46,20 +47,3 @@ class DeviceOutputs:
                 logger.error("a copy of outputs to the device failed: %s", error)
             self._running.pop(fence, None)
         return True
-
-    def forget_finished(self) -> None:
-        """Let go of the sources of copies that have run, in their order.
-
-        Two threads may look at the same one; it is taken out once.
-        """
-        for fence in list(self._running):
-            if not _has_ended(fence):
-                return
-            self._running.pop(fence, None)
-
-
-def _has_ended(fence: Fence) -> bool:
-    try:
-        return fence.done()
-    except Exception:
-        return True  # a copy that failed; its receiver learns it from the same fence

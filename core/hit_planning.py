@@ -23,7 +23,7 @@ def plan_gathers(
     """
     wanted = [key for key in keys if hits.present[:, key.index].any()]
     out_rows = events.total_tokens + len(hits)
-    plane.meter.check(sum(out_rows * key.spec.row_bytes for key in wanted))
+    plane.buffers.check_hits(sum(out_rows * key.spec.row_bytes for key in wanted))
     # One index for the whole region of the hits: rows that are not the pool's are read from some
     # slot, and then zeroed or overwritten from the page.
     slots = np.zeros(hits.region_rows, dtype=np.int64)
@@ -31,9 +31,9 @@ def plan_gathers(
     whose = f"for {len(hits.spans.request)} hits"
     gathers = {}
     for key in wanted:
-        lease = plane.meter.lease(plane.buffers, out_rows * key.spec.row_bytes)
+        lease = plane.buffers.lease(out_rows * key.spec.row_bytes, for_hits=True)
         zero_rows = hits.out_rows[~hits.present[:, key.index]]
         num_rows = len(hits) - len(zero_rows)
         gathers[key.name] = GatherTask(whose, key, slots, zero_rows, num_rows, lease, plane.stats)
-    plane.stats.hit_buffer_bytes_high = plane.meter.bytes_high
+    plane.stats.hit_buffer_bytes_high = plane.buffers.hit_bytes_high
     return gathers

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
+
+import numpy as np
 
 from slotmirror.core.backend import DeviceBackend, HostRows, SlotIndex
 from slotmirror.core.errors import without_tracebacks
@@ -39,19 +41,20 @@ class MoverHelpers:
             self._backend.gather_slots(pool, slots, out)
             return
         self._start()
-        ends = [len(slots) * number // parts for number in range(parts + 1)]
+        pieces = zip(np.array_split(slots, parts), np.array_split(out, parts), strict=True)
+        own, *others = [partial(self._backend.gather_slots, pool, *piece) for piece in pieces]
         with self._changed:
-            for first, end in pairwise(ends[1:]):
-                self._parts.append(self._part(pool, slots[first:end], out[first:end]))
-            self._unfinished = parts - 1
+            self._parts.extend(others)
+            self._unfinished = len(others)
             self._failure = None
             self._changed.notify_all()
-        own = self._part(pool, slots[: ends[1]], out[: ends[1]])
         try:
             own()
         finally:
             # Also when our part failed: the others still write to `out`.
-            self._await_parts()
+            with self._changed:
+                while self._unfinished:
+                    self._changed.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -63,24 +66,16 @@ class MoverHelpers:
         for thread in self._started:
             thread.join()
 
-    def _part(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> Callable[[], None]:
-        return lambda: self._backend.gather_slots(pool, slots, out)
-
     def _start(self) -> None:
         while len(self._started) < self._threads - 1:
             name = f"slotmirror-mover-helper-{len(self._started)}"
             self._started.append(self._runtime.start_thread(name, self._main))
 
-    def _await_parts(self) -> None:
-        with self._changed:
-            while self._unfinished:
-                self._changed.wait()
-
     def _main(self) -> None:
-        self._backend.bind_thread(self._backend.device)
         while (part := self._take()) is not None:
             failure: BaseException | None = None
             try:
+                self._backend.bind_thread(self._backend.device)
                 part()
             except BaseException as error:
                 failure = without_tracebacks(error)

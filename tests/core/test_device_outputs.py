@@ -13,14 +13,14 @@ from support.caches import Driver, firsts, rows
 
 
 class HandPaced:
-    """Queues move when the test moves them; `on_done` is told when somebody looks at a fence."""
+    """Queues move when the test moves them; `on_look` is told when somebody looks at a fence."""
 
     def __init__(self) -> None:
-        self.on_done: Callable[[], object] = lambda: None
+        self.on_look: Callable[[], object] = lambda: None
 
     def call(self, member: str) -> None:
-        if member == "done":
-            self.on_done()
+        if member in ("done", "wait"):
+            self.on_look()
 
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         return reached()
@@ -59,10 +59,10 @@ def test_two_builders_that_look_at_the_same_copy_let_go_of_it_once() -> None:
         backend.advance()
 
     def another_builder() -> None:
-        pacing.on_done = lambda: None
+        pacing.on_look = lambda: None
         sent(driver, ids[3])
 
-    pacing.on_done = another_builder
+    pacing.on_look = another_builder
     sent(driver, ids[2])
     move_all(backend)
     assert backend.violations == []

@@ -18,7 +18,7 @@ class PromptBackend(GatedBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.on_wait = lambda _timeout_s: self.finish()
+        self.on_wait = lambda timeout_s: self.finish() if timeout_s else None
         self.scattered = 0
 
     @property

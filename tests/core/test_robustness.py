@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from slotmirror.adapters.block_tables import BlockTables
+from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.core.backend import HostBuffer
-from slotmirror.core.buffers import HitBufferMeter, OutputBuffers
+from slotmirror.core.buffers import OutputBuffers
 from slotmirror.core.errors import (
     CacheShutDownError,
     HitSpanError,
@@ -260,22 +261,22 @@ def test_W5_what_fails_before_a_launch_is_not_sticky(member: str) -> None:
 def test_M3_a_lease_that_could_not_be_had_is_not_charged() -> None:
     """And reading the meter from another thread loses nothing."""
 
-    class NoMemory(OutputBuffers):
-        def lease(self, num_bytes, on_death=None):  # type: ignore[no-untyped-def]
+    class NoMemory(CpuRefBackend):
+        def alloc_host(self, shape, dtype, *, pinned):  # type: ignore[no-untyped-def]
             raise MemoryError
 
-    meter = HitBufferMeter(100)
+    buffers = OutputBuffers(NoMemory(), 100)
     with pytest.raises(MemoryError):
-        meter.lease(NoMemory(), 80)
-    assert meter.bytes_alive == 0
-    leases = [meter.lease(OutputBuffers(), 10) for _ in range(5)]
-    reader = threading.Thread(target=lambda: [meter.bytes_alive for _ in range(200)])
+        buffers.lease(1 << 20, for_hits=True)
+    assert buffers.hit_bytes_alive == 0
+    leases = [buffers.lease(10, for_hits=True) for _ in range(5)]
+    reader = threading.Thread(target=lambda: [buffers.hit_bytes_alive for _ in range(200)])
     reader.start()
     del leases
     reader.join()
     gc.collect()
-    assert meter.bytes_alive == 0
-    meter.check(100)
+    assert buffers.hit_bytes_alive == 0
+    buffers.check_hits(100)
 
 
 def test_M3_idle_memory_is_bounded_by_size() -> None:
