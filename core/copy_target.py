@@ -7,14 +7,15 @@ that never answers, an interrupt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, Stream
+from slotmirror.core.backend import DeviceBackend, HostBuffer, Stream
 from slotmirror.core.errors import CopyAbandonedError
-from slotmirror.core.oplog import Mover, logger
+from slotmirror.core.host_rows import allocate_host
+from slotmirror.core.oplog import Mover
 
 CopyPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """What a copy reads on the device, and where it writes it."""
@@ -28,11 +29,14 @@ class CopyTarget:
     """Host memory into which one copy at a time is launched; the fence is its own for life.
 
     Whoever has launched a copy sees to it that it has ended before the next one is launched.
+
+    memory  host buffers that it owns, by name of the key; under None what `scratch` gives
     """
 
     def __init__(self, name: str, backend: DeviceBackend) -> None:
         self.name = name
         self.fence = backend.new_fence()
+        self.memory: dict[str | None, HostBuffer] = {}
         self._backend = backend
         self._pairs: Sequence[CopyPair] = ()
         self._stream: Stream = None
@@ -79,6 +83,32 @@ class CopyTarget:
         self._pairs = ()
         _IN_USE.discard(self)
 
+    def scratch(self, num_bytes: int, *, room: int = 0) -> torch.Tensor:
+        """`num_bytes` of uint8; where it must grow, to `room` if that is more. Kept until `close`.
+
+        No copy into the former scratch may run.
+        """
+        held = self.memory.get(None)
+        if held is None or held.tensor.numel() < num_bytes:
+            shape, pinned = (max(num_bytes, room),), self._backend.capabilities.pinned_host
+            larger = allocate_host(self._backend, shape, torch.uint8, pinned=pinned)
+            if held is not None:
+                held.close()
+            self.memory[None] = held = larger
+        return held.tensor[:num_bytes]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of its host buffers, allocator rounding included."""
+        return sum(buffer.reserved_bytes for buffer in list(self.memory.values()))
+
+    def close(self) -> None:
+        """Give the memory back, unless a copy may still run."""
+        if not self.may_run:
+            for buffer in self.memory.values():
+                buffer.close()
+            self.memory.clear()
+
     def _place_fence(self) -> None:
         """A fence that was not recorded with its launch is recorded now, behind the copy.
 
@@ -94,15 +124,6 @@ class CopyTarget:
                 f"no fence could be placed behind a copy into {self.name}: {error}"
             ) from error
         self._fenced = True
-
-
-def settle(targets: Iterable[CopyTarget], mover: Mover) -> None:
-    """A write has failed: wait for copies that may still run, so that memory can be let go."""
-    for target in targets:
-        try:
-            target.arrive(mover)
-        except Exception as error:
-            logger.error("a copy into %s, of a failed write, failed too: %s", target.name, error)
 
 
 def own_stream(backend: DeviceBackend) -> Callable[[], Stream]:

@@ -14,44 +14,33 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from slotmirror.core.backend import DeviceBackend, Stream
+from slotmirror.core.backend import DeviceBackend, HostRows, Stream
 from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.copy_target import CopyTarget, own_stream
 from slotmirror.core.deferred import DeferredBatch
 from slotmirror.core.errors import ConfigError
 from slotmirror.core.events import Int64Array
-from slotmirror.core.host_rows import allocate_host, as_host_rows
+from slotmirror.core.host_rows import as_host_rows
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.operations import PoolWrite
 from slotmirror.core.oplog import Mover
 from slotmirror.core.write_task import TaskState
 
-Chunk: TypeAlias = tuple[OpenKey, list[torch.Tensor], Int64Array]
-"""Rows of a key that are copied at once: pieces of its clones, their slots, -1 for dead rows."""
+Chunk: TypeAlias = tuple[OpenKey, Int64Array, list[torch.Tensor]]
+"""Rows of a key copied at once: their slots, -1 for dead rows, and the pieces of its clones."""
 
-
-class BounceBuffer(CopyTarget):
-    """`num_bytes` of host memory, for one chunk at a time."""
-
-    def __init__(self, backend: DeviceBackend, num_bytes: int) -> None:
-        super().__init__("a bounce buffer", backend)
-        pinned = backend.capabilities.pinned_host
-        self.memory = allocate_host(backend, (num_bytes,), torch.uint8, pinned=pinned)
-
-    def rows(self, spec: KeySpec, num_rows: int) -> torch.Tensor:
-        """The first rows of this layout, `(num_rows, *trailing_shape)`."""
-        flat = self.memory.tensor[: num_rows * spec.row_bytes].view(spec.dtype)
-        return flat.view(num_rows, *spec.trailing_shape)
+Landing: TypeAlias = tuple[CopyTarget, OpenKey, Int64Array, HostRows]
+"""A chunk under way: where its copy lands, and the rows that it will have there."""
 
 
 class BounceBuffers:
     """Two buffers of `copy_chunk_bytes` and a stream; allocated once, used by the mover alone."""
 
     def __init__(self, config: PrefixCacheConfig, backend: DeviceBackend) -> None:
-        self._chunk_bytes = config.copy_chunk_bytes
+        self.chunk_bytes = config.copy_chunk_bytes
         self._backend = backend
-        self.both: list[BounceBuffer] = []
+        self.both: list[CopyTarget] = []
         self.stream = own_stream(backend)
 
     def allocate(self, spec: KeySpec) -> None:
@@ -59,29 +48,26 @@ class BounceBuffers:
 
         Raises `ConfigError` if one row is larger than a buffer.
         """
-        if not self.rows_max(spec):
+        if spec.row_bytes > self.chunk_bytes:
             raise ConfigError(
                 "copy_chunk_bytes",
-                self._chunk_bytes,
+                self.chunk_bytes,
                 f"must hold one row of the deferred key {spec}: {spec.row_bytes} B",
             )
         while len(self.both) < 2:
-            self.both.append(BounceBuffer(self._backend, self._chunk_bytes))
-
-    def rows_max(self, spec: KeySpec) -> int:
-        """Rows of the key that fit one buffer."""
-        return self._chunk_bytes // spec.row_bytes
+            bounce = CopyTarget("a bounce buffer", self._backend)
+            bounce.scratch(self.chunk_bytes)
+            self.both.append(bounce)
 
     @property
     def reserved_bytes(self) -> int:
         """Host bytes held, allocator rounding included."""
-        return sum(bounce.memory.reserved_bytes for bounce in self.both)
+        return sum(bounce.reserved_bytes for bounce in self.both)
 
     def close(self) -> None:
         """Give the memory back, except where a copy may still run."""
         for bounce in self.both:
-            if not bounce.may_run:
-                bounce.memory.close()
+            bounce.close()
 
 
 @dataclass(eq=False)
@@ -111,43 +97,46 @@ class DeferredWriteTask(PoolWrite):
 
     def move(self, mover: Mover) -> None:
         """Copy chunk i + 1 while chunk i is scattered."""
-        waiting: tuple[BounceBuffer, Chunk] | None = None
+        waiting: Landing | None = None
         for bounce, chunk in zip(cycle(self.bounces.both), self._chunks(), strict=False):
-            self._launch(bounce, chunk)
+            launched = self._launch(bounce, *chunk)
             if waiting is not None:
                 self._scatter(mover, *waiting)
-            waiting = bounce, chunk
+            waiting = launched
         # A batch that is closed has rows, so there was a chunk.
         bounce.arrive(mover)
         self.progress.advance(TaskState.HOST_READY)
-        self._scatter(mover, bounce, chunk)
+        self._scatter(mover, *launched)
 
     def _chunks(self) -> Iterator[Chunk]:
         """The batch in pieces that fit a bounce buffer, small clones put together."""
         for key, clones in self.batch.clones.items():
-            rows_max = self.bounces.rows_max(key.spec)
+            rows_max = self.bounces.chunk_bytes // key.spec.row_bytes
             slots = np.concatenate([self.batch.slots[place] for place, _ in clones])
             sources: list[torch.Tensor] = []
             first = end = 0
             for piece in (piece for _, clone in clones for piece in torch.split(clone, rows_max)):
                 if end - first + len(piece) > rows_max:
-                    yield key, sources, slots[first:end]
+                    yield key, slots[first:end], sources
                     sources, first = [], end
                 sources.append(piece)
                 end += len(piece)
-            yield key, sources, slots[first:end]
+            yield key, slots[first:end], sources
 
-    def _launch(self, bounce: BounceBuffer, chunk: Chunk) -> None:
-        key, sources, slots = chunk
-        rows = bounce.rows(key.spec, len(slots))
+    def _launch(
+        self, bounce: CopyTarget, key: OpenKey, slots: Int64Array, sources: list[torch.Tensor]
+    ) -> Landing:
+        flat = bounce.scratch(len(slots) * key.spec.row_bytes).view(key.spec.dtype)
+        rows = flat.view(-1, *key.spec.trailing_shape)
         targets = torch.split(rows, [len(source) for source in sources])
         pairs = list(zip(sources, targets, strict=True))
         bounce.launch(pairs, self.bounces.stream(), self.after)
+        return bounce, key, slots, as_host_rows(rows)
 
-    def _scatter(self, mover: Mover, bounce: BounceBuffer, chunk: Chunk) -> None:
+    def _scatter(
+        self, mover: Mover, bounce: CopyTarget, key: OpenKey, slots: Int64Array, rows: HostRows
+    ) -> None:
         bounce.arrive(mover)
-        key, _, slots = chunk
-        rows = as_host_rows(bounce.rows(key.spec, len(slots)))
         alive = np.flatnonzero(slots >= 0)
         self.stats.deferred_rows_dead += len(rows) - len(alive)
         if len(alive) < len(rows):

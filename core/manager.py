@@ -158,7 +158,7 @@ class PrefixCacheManager:
             self._saver.save(policy, step, hidden, mm_outputs, counts, req_ids)
         finally:
             self._end_save()
-        self._plane.committer.kick()
+            self._plane.committer.kick()
         self._stats.steps_saved += 1
         self._stats.tokens_saved += num_tokens_unpadded
         return step.step_id

@@ -40,7 +40,9 @@ class MoverHelpers:
         if parts < 2:
             self._backend.gather_slots(pool, slots, out)
             return
-        self._start()
+        while len(self._started) < self._threads - 1:
+            name = f"slotmirror-mover-helper-{len(self._started)}"
+            self._started.append(self._runtime.start_thread(name, self._main))
         pieces = zip(np.array_split(slots, parts), np.array_split(out, parts), strict=True)
         own, *others = [partial(self._backend.gather_slots, pool, *piece) for piece in pieces]
         with self._changed:
@@ -65,11 +67,6 @@ class MoverHelpers:
             self._changed.notify_all()
         for thread in self._started:
             thread.join()
-
-    def _start(self) -> None:
-        while len(self._started) < self._threads - 1:
-            name = f"slotmirror-mover-helper-{len(self._started)}"
-            self._started.append(self._runtime.start_thread(name, self._main))
 
     def _main(self) -> None:
         while (part := self._take()) is not None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.buffers import Lease, rows_view
-from slotmirror.core.copy_target import CopyTarget, settle
+from slotmirror.core.copy_target import CopyTarget
 from slotmirror.core.direct_capture import DirectCapture
 from slotmirror.core.errors import without_tracebacks
 from slotmirror.core.events import Int64Array
-from slotmirror.core.oplog import Mover, Operation
+from slotmirror.core.oplog import Mover, Operation, logger
 from slotmirror.core.staging import StagingPage
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.write_task import TaskProgress, TaskState
@@ -50,8 +50,15 @@ class PoolWrite(Operation):
             raise
 
     def drop(self, mover: Mover) -> None:
+        """Move nothing more; wait for copies that may still run, so that memory can be let go."""
         self.progress.fail()
-        settle(self.targets, mover)
+        for target in self.targets:
+            try:
+                target.arrive(mover)
+            except Exception as error:
+                logger.error(
+                    "a copy into %s, of a failed write, failed too: %s", target.name, error
+                )
 
     def state(self) -> str:
         return self.progress.state.value

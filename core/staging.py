@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, HostBuffer
+from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.block_pool import OpenKey
-from slotmirror.core.committer import Committer
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.copy_target import CopyTarget, own_stream
 from slotmirror.core.errors import CacheShutDownError, StepTooLargeError
-from slotmirror.core.host_rows import allocate_host
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.oplog import Mover, Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime
@@ -31,42 +29,15 @@ _ARENA_BYTES_MIN = 256
 class StagingPage(CopyTarget):
     """Memory for the rows of one step. Its holders alone touch its bytes.
 
-    memory   host buffers: one per open key, and under None the arena for leftovers
-    holds    how many hold it
-    issued   whether a copy into it was issued since it was claimed, for whoever asks how it ended
+    holds   how many hold it
+    issued  whether a copy into it was issued since it was claimed, for whoever asks how it ended
     """
 
     def __init__(self, index: int, backend: DeviceBackend) -> None:
         super().__init__(f"page {index}", backend)
         self.index = index
-        self.memory: dict[str | None, HostBuffer] = {}
         self.holds = 0
         self.issued = False
-
-    def arena(self, num_bytes: int) -> torch.Tensor:
-        """`num_bytes` of uint8 scratch for leftovers; grows, and is then kept.
-
-        The page must be claimed and no copy into the former arena may run.
-        """
-        arena = self.memory.get(None)
-        if arena is None or arena.tensor.numel() < num_bytes:
-            shape, pinned = (max(2 * num_bytes, _ARENA_BYTES_MIN),), self._backend.capabilities
-            larger = allocate_host(self._backend, shape, torch.uint8, pinned=pinned.pinned_host)
-            if arena is not None:
-                arena.close()
-            self.memory[None] = arena = larger
-        return arena.tensor[:num_bytes]
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Host bytes that the page holds, allocator rounding included."""
-        return sum(buffer.reserved_bytes for buffer in list(self.memory.values()))
-
-    def close(self) -> None:
-        """Give the memory back; no copy may still use it."""
-        for buffer in self.memory.values():
-            buffer.close()
-        self.memory.clear()
 
 
 @dataclass(eq=False)
@@ -80,8 +51,7 @@ class ReleaseTask(Operation):
     def run(self, mover: Mover) -> None:
         self.page.arrive(mover)
 
-    def drop(self, mover: Mover) -> None:
-        self.page.arrive(mover)
+    drop = run
 
     def let_go(self) -> None:
         self.drop_hold(self.page)
@@ -109,14 +79,12 @@ class StagingRing:
         config: PrefixCacheConfig,
         backend: DeviceBackend,
         log: OpLog,
-        committer: Committer,
         runtime: Runtime,
         stats: CacheStats,
     ) -> None:
         self._config = config
         self._backend = backend
         self._log = log
-        self._committer = committer
         self._runtime = runtime
         self._stats = stats
         self._outlasts = backend.capabilities.async_copy
@@ -148,7 +116,9 @@ class StagingRing:
             tensors = list(rows)
             targets = [key.pages[page.index].first(num_rows)[0] for key in keys]
             if leftovers is not None and leftovers.num_bytes:
-                for source, target in leftovers.copies_into(page.arena(leftovers.num_bytes)):
+                num_bytes = leftovers.num_bytes
+                arena = page.scratch(num_bytes, room=max(2 * num_bytes, _ARENA_BYTES_MIN))
+                for source, target in leftovers.copies_into(arena):
                     tensors.append(source)
                     targets.append(target)
             owned = [self._backend.owns(tensor) for tensor in tensors]
@@ -160,14 +130,13 @@ class StagingRing:
                 elif source.numel():
                     pairs.append((source, target))
             stream, after = self.stream(), self._backend.current_stream()
-        except BaseException:
-            self.let_go(page)
-            raise
-        page.issued = bool(pairs)
-        try:
+            page.issued = bool(pairs)
             if pairs:
                 page.launch(pairs, stream, after)
         except BaseException as error:
+            if not page.may_run:
+                self.let_go(page)
+                raise
             self._log.poison(error, "launching a device→host copy")
             self.give_up(page, "a failed save")
             self._log.raise_if_failed()
@@ -187,7 +156,6 @@ class StagingRing:
     def give_up(self, page: StagingPage, whose: str) -> None:
         """A save cannot go on: the page is released, through the log, behind its copy."""
         self._log.append([ReleaseTask(whose, page, self.let_go)])
-        self._committer.kick()
 
     def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
         """A free page, held once, with no copy under way; waits for one, bounded (W6, S1).
@@ -264,7 +232,7 @@ class StagingRing:
     def close(self) -> None:
         """Give back the memory of pages that nobody holds.
 
-        Whoever still holds a page may read it, or has a copy that never ended: its memory stays.
+        Whoever still holds a page may read it, or has a copy that never ended.
         """
         for page in self._free:
             page.close()
