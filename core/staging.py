@@ -122,7 +122,9 @@ class StagingRing:
                     tensors.append(source)
                     targets.append(target)
             owned = [self._backend.owns(tensor) for tensor in tensors]
-            sources = self._sources(tensors, owned, [key.name in cloned for key in keys])
+            sources = tensors
+            if self._outlasts or cloned:
+                sources = self._sources(tensors, owned, [key.name in cloned for key in keys])
             pairs = []
             for source, target, on_device in zip(sources, targets, owned, strict=True):
                 if not on_device:
