@@ -39,8 +39,7 @@ class BounceBuffers:
 
     def __init__(self, config: PrefixCacheConfig, backend: DeviceBackend) -> None:
         self.chunk_bytes = config.copy_chunk_bytes
-        self._backend = backend
-        self.both: list[CopyTarget] = []
+        self.both = [CopyTarget("a bounce buffer", backend) for _ in range(2)]
         self.stream = own_stream(backend)
 
     def allocate(self, spec: KeySpec) -> None:
@@ -54,10 +53,8 @@ class BounceBuffers:
                 self.chunk_bytes,
                 f"must hold one row of the deferred key {spec}: {spec.row_bytes} B",
             )
-        while len(self.both) < 2:
-            bounce = CopyTarget("a bounce buffer", self._backend)
+        for bounce in self.both:
             bounce.scratch(self.chunk_bytes)
-            self.both.append(bounce)
 
     @property
     def reserved_bytes(self) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from slotmirror.core.backend import Fence, Stream
 from slotmirror.core.errors import CacheFailedError
+from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.staging import StagingPage
 from support.caches import Driver, rows
 from support.gated_backend import GatedBackend, GatedFence
@@ -30,11 +31,14 @@ class _RefusingFence(GatedFence):
 
 
 class _HalfLaunchingBackend(GatedBackend):
-    """Its launches leave a copy under way and fail; `lost_for_certain` answers `is_lost`."""
+    """Its launches leave a copy under way and, with `fails`, raise; `lost_for_certain` answers
+    `is_lost`.
+    """
 
     def __init__(self, refusals: int) -> None:
         super().__init__()
         self.refusals_left = refusals
+        self.fails = True
         self.lost_for_certain = False
 
     def new_fence(self) -> Fence:
@@ -48,7 +52,8 @@ class _HalfLaunchingBackend(GatedBackend):
         fence: Fence,
     ) -> None:
         super().copy_to_host(pairs, stream, after, fence)
-        raise OSError("the launch failed")
+        if self.fails:
+            raise OSError("the launch failed")
 
     def is_lost(self) -> bool:
         return self.lost_for_certain
@@ -137,3 +142,38 @@ def test_W5_a_device_that_is_lost_for_certain_strands_nothing() -> None:
     assert pages(driver) == (0, 0, 0)
     driver.cache.shutdown()
     assert sum(driver.cache.memory_stats().values()) == 0
+
+
+def failed_deferred_write(refusals: int) -> tuple[Driver, list[weakref.ref[torch.Tensor]]]:
+    """A driver whose first deferred write failed at its launch, and the clones that it reads."""
+    backend = _HalfLaunchingBackend(0)
+    backend.fails = False
+    backend.on_wait = lambda timeout_s: backend.finish()
+    policy = ModelCachePolicy(needs_full_hidden_states=False, deferred_keys=frozenset({"codes"}))
+    driver = Driver(backend=backend, policy=policy)
+    clones: list[weakref.ref[torch.Tensor]] = []
+    snapshot = backend.snapshot
+
+    def watched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made = snapshot(tensors)
+        clones.extend(weakref.ref(clone) for clone in made)
+        return made
+
+    backend.snapshot = watched  # type: ignore[method-assign]
+    driver.run({"a": (0, 2)}, None, {"codes": rows(0, 2)}, new={"a": (0, (0,))})
+    backend.fails, backend.refusals_left = True, refusals
+    driver.start({}, ended=["a"])
+    driver.settle()
+    return driver, clones
+
+
+@pytest.mark.parametrize(("refusals", "kept"), [(1, False), (2, True)])
+def test_W5_clones_of_a_deferred_write_without_a_fence_are_kept(refusals: int, kept: bool) -> None:
+    """With the bytes reserved for them, and for good, unless the mover can place the fence."""
+    driver, clones = failed_deferred_write(refusals)
+    assert driver.cache.memory_stats()["deferred_device_bytes"] == (16 if kept else 0)
+    driver.cache.shutdown()
+    assert driver.cache.memory_stats()["bounce_bytes"] == ((16 << 20) if kept else 0)
+    del driver
+    gc.collect()
+    assert [clone() is not None for clone in clones] == [kept]
