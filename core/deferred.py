@@ -120,10 +120,14 @@ class DeviceBudget:
         if not self.fits(num_bytes):
             self._stats.device_budget_waits += 1
         self._log.wait_until(
-            lambda: self._try_reserve(num_bytes),
+            lambda: self.fits(num_bytes),
             f"{num_bytes} B of device budget (device_staging_bytes_max {self._bytes_max}, "
             f"{self.bytes_reserved} B taken)",
         )
+        # Nobody else reserves: what fits goes on fitting.
+        with self._log.lock:
+            self.bytes_reserved += num_bytes
+        self._stats.device_bytes_high = max(self._stats.device_bytes_high, self.bytes_reserved)
 
     def fits(self, num_bytes: int) -> bool:
         """Whether `reserve` would not wait; a hint, since the mover may release meanwhile."""
@@ -131,18 +135,10 @@ class DeviceBudget:
 
     def release(self, num_bytes: int) -> None:
         """Give bytes back; takes the log lock and wakes a waiting save."""
-        if num_bytes:
-            with self._log.changed:
-                self.bytes_reserved -= num_bytes
-                self._log.changed.notify_all()
+        with self._log.changed:
+            self.bytes_reserved -= num_bytes
+            self._log.changed.notify_all()
 
     def is_half_full(self, num_bytes: int) -> bool:
         """Whether this many bytes are half of the budget."""
         return 2 * num_bytes >= self._bytes_max
-
-    def _try_reserve(self, num_bytes: int) -> bool:
-        if not self.fits(num_bytes):
-            return False
-        self.bytes_reserved += num_bytes
-        self._stats.device_bytes_high = max(self._stats.device_bytes_high, self.bytes_reserved)
-        return True

@@ -165,31 +165,26 @@ class StagingRing:
         Raises `WaitTimeoutError`, which names the unconsumed steps, the log's failure, and
         `CacheShutDownError` once the ring refuses claims.
         """
-        with self._log.lock:
-            page = self._try_claim()
-        if page is not None:
-            return page
-        self._stats.page_waits += 1
-        started = self._runtime.monotonic()
-        try:
-            return self._log.wait_until(
-                self._try_claim,
-                "a free staging page",
-                detail=lambda: (
-                    f"; unconsumed step ids {list(unconsumed())}: materialize or discard them, "
-                    f"or raise staging_depth ({self._config.staging_depth})"
-                ),
-            )
-        finally:
-            self._stats.page_wait_s += self._runtime.monotonic() - started
-
-    def _try_claim(self) -> StagingPage | None:
-        if self._refuses:
-            raise CacheShutDownError("this cache was shut down; make a new manager")
+        # Nobody else takes pages: what is there stays there.
         if not self._free:
-            return None
-        page = self._free.pop()
-        page.holds = 1
+            self._stats.page_waits += 1
+            started = self._runtime.monotonic()
+            try:
+                self._log.wait_until(
+                    lambda: bool(self._free) or self._refuses,
+                    "a free staging page",
+                    detail=lambda: (
+                        f"; unconsumed step ids {list(unconsumed())}: materialize or discard them, "
+                        f"or raise staging_depth ({self._config.staging_depth})"
+                    ),
+                )
+            finally:
+                self._stats.page_wait_s += self._runtime.monotonic() - started
+        with self._log.lock:
+            if self._refuses:
+                raise CacheShutDownError("this cache was shut down; make a new manager")
+            page = self._free.pop()
+            page.holds = 1
         return page
 
     def let_go(self, page: StagingPage) -> None:
