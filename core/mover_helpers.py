@@ -28,10 +28,10 @@ class MoverHelpers:
         self._runtime = runtime
         self._threads = threads
         self._changed = runtime.condition(runtime.lock("helpers"))
-        self._parts: deque[Callable[[], None]] = deque()
+        self._parts: deque[Callable[[], None] | None] = deque()
+        """What is to be gathered; None ends one helper."""
         self._unfinished = 0
         self._failure: BaseException | None = None
-        self._stopped = False
         self._started: list[Thread] = []
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
@@ -63,7 +63,7 @@ class MoverHelpers:
     def stop(self) -> None:
         """End the helpers and join them; the mover has ended."""
         with self._changed:
-            self._stopped = True
+            self._parts.extend([None] * len(self._started))
             self._changed.notify_all()
         for thread in self._started:
             thread.join()
@@ -84,6 +84,6 @@ class MoverHelpers:
 
     def _take(self) -> Callable[[], None] | None:
         with self._changed:
-            while not self._parts and not self._stopped:
+            while not self._parts:
                 self._changed.wait()
-            return self._parts.popleft() if self._parts else None
+            return self._parts.popleft()

@@ -91,22 +91,18 @@ class WriteTask(PoolWrite):
             direct.launch()
         self.page.arrive(mover)
         self.progress.advance(TaskState.HOST_READY)
+        # Rows that were captured directly are not scattered.
+        slots = self.slots if direct is None else self.slots[direct.rest]
         for key in self.keys:
-            self._scatter(mover, key)
+            _, rows = key.pages[self.page.index].first(len(self.slots))
+            if len(slots):
+                by_page = rows if direct is None else rows[direct.rest]
+                mover.backend.scatter_slots(key.rows, slots, by_page)
+            self.stats.bytes_written += len(self.slots) * rows.itemsize
         self.stats.rows_written += len(self.slots) * len(self.keys)
         if direct is not None:
             self.stats.rows_captured_directly += direct.num_rows
             direct.target.arrive(mover)
-
-    def _scatter(self, mover: Mover, key: OpenKey) -> None:
-        """The key's rows from the page to their slots, without those captured directly."""
-        _, rows = key.pages[self.page.index].first(len(self.slots))
-        slots = self.slots
-        if self.direct is not None:
-            rows, slots = rows[self.direct.rest], slots[self.direct.rest]
-        if len(slots):
-            mover.backend.scatter_slots(key.rows, slots, rows)
-        self.stats.bytes_written += len(self.slots) * rows.itemsize
 
     def let_go(self) -> None:
         self.drop_hold(self.page)
