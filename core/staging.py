@@ -23,8 +23,6 @@ from slotmirror.core.oplog import Mover, Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime
 from slotmirror.core.stats import CacheStats
 
-_ARENA_BYTES_MIN = 256
-
 
 class StagingPage(CopyTarget):
     """Memory for the rows of one step. Its holders alone touch its bytes.
@@ -116,8 +114,7 @@ class StagingRing:
             tensors = list(rows)
             targets = [key.pages[page.index].first(num_rows)[0] for key in keys]
             if leftovers is not None and leftovers.num_bytes:
-                num_bytes = leftovers.num_bytes
-                arena = page.scratch(num_bytes, room=max(2 * num_bytes, _ARENA_BYTES_MIN))
+                arena = page.scratch(leftovers.num_bytes, room=2 * leftovers.num_bytes)
                 for source, target in leftovers.copies_into(arena):
                     tensors.append(source)
                     targets.append(target)

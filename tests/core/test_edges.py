@@ -182,7 +182,7 @@ def test_pages_are_pinned_where_the_device_can_and_the_pool_where_asked(pin_pool
 
     driver = Driver(backend=Pinning(), pin_pool=pin_pool, staging_depth=2)
     driver.run({"a": (0, 1)}, rows(0, 1), {"x": [torch.arange(4)]}, new={"a": (0, (0,))})
-    assert asked == [(32, pin_pool), (64, True), (64, True), (256, True)]
+    assert asked == [(32, pin_pool), (64, True), (64, True), (128, True)]
 
 
 def test_K3_a_reused_row_of_the_mirror_keeps_no_block() -> None:
