@@ -142,8 +142,5 @@ class GatherTask(Operation):
             self.failure = without_tracebacks(error)
             self.stats.gathers_failed += 1
 
-    def drop(self, mover: Mover) -> None:
-        self.failure = RuntimeError("the log had failed before this gather ran")
-
     def describe(self) -> str:
         return f"gather {self.step}: {self.num_rows} rows of {self.key.name}"
