@@ -158,7 +158,8 @@ class DataPlane:
         self.log.stop()
         joined = self.committer.join(self.config.staging_claim_timeout_s)
         if joined:
-            self.bounces.close()
+            for bounce in self.bounces.both:
+                bounce.close()
         self.ring.close()
         if self.device_outputs.forget_finished(self.config.device_wait_timeout_s):
             self.buffers.close()
@@ -168,7 +169,7 @@ class DataPlane:
         """Host bytes held now, by class."""
         return {
             **self.ring.memory_stats(),
-            "bounce_bytes": self.bounces.reserved_bytes,
+            "bounce_bytes": sum(bounce.reserved_bytes for bounce in self.bounces.both),
             "deferred_device_bytes": self.budget.bytes_reserved,
             "hit_output_bytes": self.buffers.hit_bytes_alive,
             "idle_output_bytes": self.buffers.idle_bytes,

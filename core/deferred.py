@@ -100,7 +100,6 @@ class DeviceBudget:
         self._log = log
         self._bytes_max = bytes_max
         self._stats = stats
-        self._largest_warned_of = 0
         self.bytes_reserved = 0
 
     def reserve(self, num_bytes: int) -> None:
@@ -110,8 +109,8 @@ class DeviceBudget:
         is repeated only for a yet larger one.
         Engine thread, without locks; what the open batch holds must have been closed before.
         """
-        if num_bytes > max(self._bytes_max, self._largest_warned_of):
-            self._largest_warned_of = num_bytes
+        # A larger step than ever; one that is larger than the budget has set the mark alone.
+        if num_bytes > max(self._bytes_max, self._stats.device_bytes_high):
             logger.warning(
                 "a step's deferred rows take %d B, device_staging_bytes_max is %d: admitted alone",
                 num_bytes,

@@ -56,16 +56,6 @@ class BounceBuffers:
         for bounce in self.both:
             bounce.scratch(self.chunk_bytes)
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Host bytes held, allocator rounding included."""
-        return sum(bounce.reserved_bytes for bounce in self.both)
-
-    def close(self) -> None:
-        """Give the memory back, except where a copy may still run."""
-        for bounce in self.both:
-            bounce.close()
-
 
 @dataclass(eq=False)
 class DeferredWriteTask(PoolWrite):
@@ -88,7 +78,6 @@ class DeferredWriteTask(PoolWrite):
         steps = len(self.batch.slots)
         self._summary = f"write deferred batch of {steps} steps: {', '.join(counts)}"
 
-    @property
     def targets(self) -> Sequence[CopyTarget]:
         return self.bounces.both
 

@@ -31,7 +31,6 @@ class PoolWrite(Operation):
     progress: TaskProgress
     stats: CacheStats
 
-    @property
     @abstractmethod
     def targets(self) -> Sequence[CopyTarget]:
         """Where its copies land."""
@@ -52,7 +51,7 @@ class PoolWrite(Operation):
     def drop(self, mover: Mover) -> None:
         """Move nothing more; wait for copies that may still run, so that memory can be let go."""
         self.progress.fail()
-        for target in self.targets:
+        for target in self.targets():
             try:
                 target.arrive(mover)
             except Exception as error:
@@ -81,7 +80,6 @@ class WriteTask(PoolWrite):
     drop_hold: Callable[[StagingPage], None]
     direct: DirectCapture | None
 
-    @property
     def targets(self) -> Sequence[CopyTarget]:
         return [self.page] if self.direct is None else [self.direct.target, self.page]
 

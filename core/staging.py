@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -58,8 +59,7 @@ class ReleaseTask(Operation):
         return f"release {self.page.name} of {self.whose}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StagedRows:
+class StagedRows(NamedTuple):
     """A step's rows on their way to a claimed page; `sources[i]` is what key i's copy reads."""
 
     page: StagingPage
