@@ -38,7 +38,7 @@ class StepConsumers:
                 if tables.closed:
                     # Nobody will consume it. The release is in the log before the step stops
                     # counting as busy, so the shutdown waits for it.
-                    plane.log.append([plane.release_of(step)])
+                    plane.ring.give_up(step.page, f"step {step_id}")
                     tables.steps.drop(step)
                 step.consuming = False
             plane.committer.kick()
@@ -63,6 +63,6 @@ class StepConsumers:
         with self._tables.lock:
             self._tables.check_open()
             step = self._tables.steps.take(step_id)
-            self._plane.log.append([self._plane.release_of(step)])
+            self._plane.ring.give_up(step.page, f"step {step_id}")
             self._plane.stats.steps_discarded += 1
         self._plane.committer.kick()

@@ -6,7 +6,7 @@ buffers. Nothing here knows of requests' lives or of the manager's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -25,7 +25,7 @@ from slotmirror.core.events import Int64Array
 from slotmirror.core.operations import WriteTask
 from slotmirror.core.oplog import Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime
-from slotmirror.core.staging import ReleaseTask, StagedRows, StagingRing
+from slotmirror.core.staging import StagingPage, StagingRing
 from slotmirror.core.stats import CacheStats
 from slotmirror.core.step import Step
 from slotmirror.core.write_task import TaskProgress, TaskState
@@ -54,39 +54,31 @@ class DataPlane:
     def write_of(
         self,
         step_id: int,
-        keys: tuple[OpenKey, ...],
-        deferred: frozenset[str],
-        staged: StagedRows,
+        sources: Mapping[OpenKey, torch.Tensor],
+        page: StagingPage,
         slots: Int64Array,
     ) -> list[Operation]:
         """The step's write, if it has rows to keep; to be appended once it holds the page."""
-        sources = staged.sources
-        if deferred:
-            now = [i for i, key in enumerate(keys) if key.name not in deferred]
-            keys, sources = tuple(keys[i] for i in now), [sources[i] for i in now]
-        if not keys:
+        if not sources:
             return []
         progress = TaskProgress("write of a step", self._task_lock)
         progress.advance(TaskState.QUEUED)
         direct = None
         if self.config.direct_capture_rows_min is not None:
-            direct = self._direct_capture(keys, sources, slots)
-        page, drop_hold = staged.page, self.ring.let_go
-        return [WriteTask(progress, self.stats, step_id, keys, slots, page, drop_hold, direct)]
+            direct = self._direct_capture(sources, slots)
+        keys, let_go = tuple(sources), self.ring.let_go
+        return [WriteTask(progress, self.stats, step_id, keys, slots, page, let_go, direct)]
 
     def _direct_capture(
-        self, keys: tuple[OpenKey, ...], sources: Sequence[torch.Tensor], slots: Int64Array
+        self, sources: Mapping[OpenKey, torch.Tensor], slots: Int64Array
     ) -> DirectCapture | None:
         """The part of a write that skips the page; only clones may be read that late."""
         rows_min = self.config.direct_capture_rows_min
-        clones = dict(zip(keys, sources, strict=False))
-        cloned = self.backend.capabilities.async_copy and all(
-            map(self.backend.owns, clones.values())
-        )
-        if rows_min is None or not cloned:
+        are_clones = self.backend.capabilities.async_copy
+        if rows_min is None or not (are_clones and all(map(self.backend.owns, sources.values()))):
             return None
         streams = (self.bounces.stream(), self.ring.stream())
-        capture = DirectCapture(self.direct_target, streams, clones, slots, rows_min)
+        capture = DirectCapture(self.direct_target, streams, sources, slots, rows_min)
         return capture if capture.num_rows else None
 
     def deferred_write_of(self, batch: DeferredBatch) -> DeferredWriteTask:
@@ -97,10 +89,6 @@ class DataPlane:
         # clone's own work included, is done.
         after, release = self.ring.stream(), self.budget.release
         return DeferredWriteTask(progress, self.stats, batch, self.bounces, after, release)
-
-    def release_of(self, step: Step) -> ReleaseTask:
-        """The operation by which a step that is given up lets go of its page (S3)."""
-        return ReleaseTask(f"step {step.step_id}", step.page, self.ring.let_go)
 
     def await_rows(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
         """Wait, bounded, until the step's copy and reads are over; any thread, no locks (T2).

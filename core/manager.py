@@ -241,7 +241,8 @@ class PrefixCacheManager:
             if not tables.engine_busy:
                 tables.abandon_open_step()
             self._log.append(self._saver.closed_batch("shutdown"))
-            self._log.append([self._plane.release_of(step) for step in tables.steps.take_idle()])
+            for step in tables.steps.take_idle():
+                self._plane.ring.give_up(step.page, f"step {step.step_id}")
         self._plane.begin_close()
         self._plane.committer.kick()
         if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):

@@ -47,7 +47,9 @@ class StepSaver:
         rows, leftovers = split_outputs(hidden, mm_outputs, counts, policy)
         pack = self._pack(step, leftovers) if leftovers else None
         step.saved_keys = self._keys.of(rows, policy.deferred_keys)
-        deferred = self._deferred(policy, rows)
+        backend, names = self._plane.backend, policy.deferred_keys
+        # What lies on the host cannot be deferred: the engine may overwrite it at once.
+        deferred = frozenset(n for n in names if n in rows and backend.owns(rows[n]))
         reserved = self._reserve(rows, deferred) if deferred else 0
         try:
             staged = self._plane.ring.stage(
@@ -94,8 +96,9 @@ class StepSaver:
     ) -> None:
         """The step takes over its page, its rows become present, its write is appended."""
         slots = ordered_slots(step.events, step.order)
-        keys = step.saved_keys
-        write = self._plane.write_of(step.step_id, keys, deferred, staged, slots)
+        sources = dict(zip(step.saved_keys, staged.sources, strict=False))
+        clones = {key: sources.pop(key) for key in step.saved_keys if key.name in deferred}
+        write = self._plane.write_of(step.step_id, sources, staged.page, slots)
         late = () if self._plane.config.prefetch else step.gathers.values()
         tables = self._tables
         with tables.lock:
@@ -110,10 +113,8 @@ class StepSaver:
                 # Rows of a step that was open at a reset are not kept (R1).
                 self._plane.budget.release(reserved)
             else:
-                tables.slots.mark_written(slots, tuple([key.index for key in keys]))
-                if reserved:
-                    sources = zip(keys, staged.sources, strict=False)
-                    clones = {key: clone for key, clone in sources if key.name in deferred}
+                tables.slots.mark_written(slots, tuple([key.index for key in step.saved_keys]))
+                if clones:
                     tables.deferred.add(clones, slots, step.events.req_ids)
                     if self._plane.budget.is_half_full(tables.deferred.num_bytes):
                         closed = self.closed_batch("budget")
@@ -136,15 +137,6 @@ class StepSaver:
                 "is not per-token: save the step without them"
             )
         return LeftoverPack(leftovers) if leftovers else None
-
-    def _deferred(
-        self, policy: ModelCachePolicy, rows: Mapping[str, torch.Tensor]
-    ) -> frozenset[str]:
-        """Keys to defer: those of the policy whose rows lie on the device."""
-        names = policy.deferred_keys
-        if not names:
-            return names
-        return frozenset(n for n in names & rows.keys() if self._plane.backend.owns(rows[n]))
 
     def _reserve(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> int:
         """Reserve device bytes for this step's deferred clones, before they are made (W4)."""

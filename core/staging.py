@@ -153,7 +153,7 @@ class StagingRing:
         return sources
 
     def give_up(self, page: StagingPage, whose: str) -> None:
-        """A save cannot go on: the page is released, through the log, behind its copy."""
+        """A save or a step is given up: its hold is dropped by the log, behind the copy (S3)."""
         self._log.append([ReleaseTask(whose, page, self.let_go)])
 
     def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
