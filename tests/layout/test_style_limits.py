@@ -6,8 +6,10 @@ import pytest
 
 from support.source_tree import ROOT, python_files, shipped_modules, text_files
 from support.style_checks import (
+    CORE_CODE_LINES_MAX,
     FILE_LINES_MAX,
     FUNCTION_LINES_MAX,
+    code_lines,
     long_file,
     long_functions,
     machine_paths,
@@ -31,6 +33,19 @@ def test_no_python_file_is_long():
 def test_no_shipped_function_is_long():
     """No function in a shipped package is over the limit."""
     assert _violations(long_functions, [module.path for module in shipped_modules()]) == []
+
+
+def test_core_stays_small():
+    """core/ as a whole is under its limit: what is added pays for its place."""
+    files = python_files(ROOT / "core")
+    assert sum(code_lines(path.read_text(encoding="utf-8")) for path in files) < CORE_CODE_LINES_MAX
+
+
+def test_only_code_is_counted():
+    """Docstrings, comments, imports and blank lines are free; each line of a statement counts."""
+    free = '"""Doc.\n\nMore."""\nimport os\nfrom a import (\n    b,\n)\n\n# why\n'
+    assert code_lines(free) == 0
+    assert code_lines(free + "x = f(\n    1,\n)  # why\ndef f():\n    '''Doc.'''\n    pass\n") == 5
 
 
 @pytest.mark.parametrize("check", [open_work_markers, machine_paths])

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 FILE_LINES_MAX = 350
 FUNCTION_LINES_MAX = 60
+CORE_CODE_LINES_MAX = 2700
+
+_LAYOUT_TOKENS = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    tokenize.ENDMARKER,
+}
 
 # The bracketed letters keep this file from matching itself.
 _OPEN_WORK = re.compile(r"\b(?:T[O]DO|FI[X]ME|HA[C]K|X[X]X)\b")
@@ -28,6 +36,26 @@ def long_functions(path: str, source: str) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code: no blank ones, no comments, docstrings or imports."""
+    tree = ast.parse(source)
+    silent = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    loud = {
+        line
+        for token in tokens
+        if token.type not in _LAYOUT_TOKENS
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(loud - silent)
 
 
 def open_work_markers(path: str, source: str) -> list[str]:
