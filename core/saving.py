@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from slotmirror.core.data_plane import DataPlane
-from slotmirror.core.errors import KeyLayoutError
+from slotmirror.core.errors import KeyLayoutError, StepTooLargeError
 from slotmirror.core.events import Int64Array, StepEvents
 from slotmirror.core.layout import check_counts, ordered_slots, row_order
 from slotmirror.core.leftovers import LeftoverPack
@@ -43,6 +43,8 @@ class StepSaver:
     ) -> None:
         """Save an open step; `counts` are its unpadded and padded tokens."""
         check_counts(step.events, *counts)
+        if counts[0] > self._plane.config.staging_capacity_tokens:
+            raise StepTooLargeError(counts[0], self._plane.config.staging_capacity_tokens)
         step.order = row_order(step.events, req_ids)
         rows, leftovers = split_outputs(hidden, mm_outputs, counts, policy)
         pack = self._pack(step, leftovers) if leftovers else None

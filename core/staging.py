@@ -18,7 +18,7 @@ from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.block_pool import OpenKey
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.copy_target import CopyTarget, own_stream
-from slotmirror.core.errors import CacheShutDownError, StepTooLargeError
+from slotmirror.core.errors import CacheShutDownError
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.oplog import Mover, Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime
@@ -103,12 +103,10 @@ class StagingRing:
         """Claim a page, and launch one copy of these rows and leftovers into it, with one fence.
 
         `rows` has one tensor per key; `cloned` names device tensors that must be cloned in any
-        case. May wait for a page, bounded (W6, S1). Raises `StepTooLargeError` or whatever the
+        case; `num_rows` fit a page. May wait for one, bounded (W6, S1). Raises whatever the
         allocation or clone raised, with the page given back; a copy that fails to launch is
         sticky, since part of it may run (W5).
         """
-        if num_rows > self._config.staging_capacity_tokens:
-            raise StepTooLargeError(num_rows, self._config.staging_capacity_tokens)
         page = self._claim(unconsumed)
         try:
             tensors = list(rows)

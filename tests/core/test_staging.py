@@ -96,7 +96,8 @@ def test_S1_a_step_larger_than_a_page_names_the_setting() -> None:
     driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
     with pytest.raises(StepTooLargeError, match="raise staging_capacity_tokens to at least 4"):
         driver.save(rows(0, 4))
-    assert driver.cache.stats()["pages_held"] == 0
+    stats = driver.cache.stats()
+    assert (stats["pages_held"], stats["pool_bytes_by_key"]) == (0, {})
 
 
 def test_S2_step_ids_are_consumed_exactly_once() -> None:
