@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         f"{_CORE}hit_registry:HitRegistry.plan",
         f"{_CORE}hit_registry:HitRegistry.apply",
         f"{_CORE}hit_registry:HitRegistry.note_saved",
-        f"{_CORE}manager:plan_gathers",
+        f"{_CORE}data_plane:DataPlane.gathers_of",
     ),
     "slots, claim": (
         f"{_CORE}slot_table:SlotTable.plan_hits",

@@ -6,8 +6,9 @@ buffers. Nothing here knows of requests' lives or of the manager's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from slotmirror.core.backend import DeviceBackend
@@ -21,8 +22,9 @@ from slotmirror.core.deferred_write import BounceBuffers, DeferredWriteTask
 from slotmirror.core.device_outputs import DeviceOutputs
 from slotmirror.core.direct_capture import DirectCapture
 from slotmirror.core.errors import DeviceError, GatherFailedError, WaitTimeoutError
-from slotmirror.core.events import Int64Array
-from slotmirror.core.operations import WriteTask
+from slotmirror.core.events import Int64Array, StepEvents
+from slotmirror.core.hits import Hits
+from slotmirror.core.operations import GatherTask, WriteTask
 from slotmirror.core.oplog import Operation, OpLog, logger
 from slotmirror.core.runtime import Runtime
 from slotmirror.core.staging import StagingPage, StagingRing
@@ -50,6 +52,32 @@ class DataPlane:
         self.direct_target = CopyTarget("the pool", backend)
         self.bounces = BounceBuffers(config, backend)
         self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
+
+    def gathers_of(
+        self, events: StepEvents, hits: Hits, keys: Iterable[OpenKey]
+    ) -> dict[str, GatherTask]:
+        """A step's reads, planned when it starts (C2): by name, one for each key that has a row
+        anywhere in its hit spans.
+
+        Engine thread; allocates, so it is called without locks. Raises `HostMemoryLimitError`
+        before anything is allocated (M3).
+        """
+        wanted = [key for key in keys if hits.present[:, key.index].any()]
+        out_rows = events.total_tokens + len(hits)
+        self.buffers.check_hits(sum(out_rows * key.spec.row_bytes for key in wanted))
+        # One index for the whole region of the hits: rows that are not the pool's are read from
+        # some slot, and then zeroed or overwritten from the page.
+        slots = np.zeros(hits.region_rows, dtype=np.int64)
+        slots[hits.out_rows] = hits.spans.slots
+        whose = f"for {len(hits.spans.request)} hits"
+        gathers = {}
+        for key in wanted:
+            lease = self.buffers.lease(out_rows * key.spec.row_bytes, for_hits=True)
+            absent = hits.out_rows[~hits.present[:, key.index]]
+            count = len(hits) - len(absent)
+            gathers[key.name] = GatherTask(whose, key, slots, absent, count, lease, self.stats)
+        self.stats.hit_buffer_bytes_high = self.buffers.hit_bytes_high
+        return gathers
 
     def write_of(
         self,

@@ -20,7 +20,6 @@ from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import StepStateError
 from slotmirror.core.events import StepEvents
-from slotmirror.core.hit_planning import plan_gathers
 from slotmirror.core.hits import NO_HITS, Hits
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.layout import check_shape, check_slots
@@ -102,7 +101,7 @@ class PrefixCacheManager:
         if hits is not NO_HITS:
             # Outputs that have reached the device are not alive any more (M3).
             self._plane.device_outputs.forget_finished()
-            gathers = plan_gathers(events, hits, self._keys.all(), self._plane)
+            gathers = self._plane.gathers_of(events, hits, self._keys.all())
         self._plane.committer.start()
         with tables.lock:
             tables.check_open()

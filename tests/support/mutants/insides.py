@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slotmirror.core import consumers, hit_planning, manager, open_keys, oplog, split
+from slotmirror.core import consumers, data_plane, open_keys, oplog, split
 from slotmirror.core.buffers import rows_view
 from slotmirror.core.committer import Committer
 from slotmirror.core.consumers import StepConsumers
@@ -79,8 +79,8 @@ HALF_FULL = Part(DeviceBudget, "is_half_full")
 FITS = Part(DeviceBudget, "fits")
 
 # Reads and outputs.
-PLAN_GATHERS = Part(manager, "plan_gathers")
-MAKE_GATHER = Part(hit_planning, "GatherTask")
+PLAN_GATHERS = Part(DataPlane, "gathers_of")
+MAKE_GATHER = Part(data_plane, "GatherTask")
 RUN_GATHER = Part(GatherTask, "run")
 AWAIT_ROWS = Part(DataPlane, "await_rows")
 MERGE_OUTPUTS = Part(consumers, "merge_outputs")

@@ -70,8 +70,8 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
     plan, materialize = insides.PLAN_GATHERS.original, insides.MATERIALIZE.original
     registered = {}
 
-    def register(events, hits, keys, plane):
-        gathers = plan(events, hits, keys, plane)
+    def register(plane, events, hits, keys):
+        gathers = plan(plane, events, hits, keys)
         registered.setdefault(id(plane), {})[id(hits)] = gathers
         return gathers
 
