@@ -9,7 +9,7 @@
     │   ├── StepTooLargeError              more rows than a staging page holds (S1)
     │   ├── StepStateError (RuntimeError)  a call that the step's state forbids (C4, S2)
     │   │   ├── UnknownStepError (LookupError)
-    │   │   └── ReplayOrderError           earlier steps of the owner come first (L3)
+    │   │   └── ReplayOrderError           earlier steps of the owner come first (L3); `.earlier`
     │   ├── RequestNotInStepError (LookupError)
     │   ├── HostMemoryLimitError (MemoryError)   `host_memory_limit_bytes`, `hit_buffer_bytes_max`
     │   └── CacheShutDownError (RuntimeError)
@@ -31,8 +31,9 @@
     └── InternalError (RuntimeError)       a bug of ours
         └── IllegalTransitionError         a task move outside the table (W1)
 
-Facts are attributes as well as text. Errors that are kept (the sticky failure) are kept without
-tracebacks, since a traceback's frames would keep device clones and page buffers alive.
+Facts that a caller acts on are attributes as well as text. Errors that are kept (the sticky
+failure) are kept without tracebacks, since a traceback's frames would keep device clones and page
+buffers alive.
 """
 
 from __future__ import annotations
@@ -78,8 +79,6 @@ class StepTooLargeError(UsageError):
             f"raise staging_capacity_tokens to at least {num_tokens} "
             "(the engine's largest number of batched tokens)"
         )
-        self.num_tokens = num_tokens
-        self.staging_capacity_tokens = staging_capacity_tokens
 
 
 class StepStateError(UsageError, RuntimeError):
@@ -91,8 +90,6 @@ class UnknownStepError(StepStateError, LookupError):
 
     def __init__(self, step_id: int, reason: str, unconsumed: Sequence[int]) -> None:
         super().__init__(f"step id {step_id} {reason}; unconsumed step ids: {list(unconsumed)}")
-        self.step_id = step_id
-        self.unconsumed = tuple(unconsumed)
 
 
 class ReplayOrderError(StepStateError):
@@ -103,18 +100,11 @@ class ReplayOrderError(StepStateError):
             f"step {step_id} replays positions of {list(req_ids)}: materialize or discard their "
             f"earlier steps {list(earlier)} first"
         )
-        self.step_id = step_id
         self.earlier = tuple(earlier)
-        self.req_ids = tuple(req_ids)
 
 
 class RequestNotInStepError(UsageError, LookupError):
     """`materialize` was asked for a request that the step did not contain (S2)."""
-
-    def __init__(self, step_id: int, req_ids: Sequence[str]) -> None:
-        super().__init__(f"step {step_id} has no rows of {list(req_ids)}")
-        self.step_id = step_id
-        self.req_ids = tuple(req_ids)
 
 
 class HostMemoryLimitError(UsageError, MemoryError):
@@ -132,18 +122,12 @@ class EngineDivergenceError(PrefixCacheError, RuntimeError):
 class HitSpanError(EngineDivergenceError):
     """A hit that is not whole blocks, or lacks the blocks its span needs (D4)."""
 
-    def __init__(self, req_id: str, num_computed_tokens: int, reason: str) -> None:
-        super().__init__(f"request {req_id!r}, hit of {num_computed_tokens} tokens: {reason}")
-        self.req_id = req_id
-        self.num_computed_tokens = num_computed_tokens
-
 
 class UnknownRequestError(EngineDivergenceError):
     """A request runs or resumes that was never reported as new, or that has ended."""
 
     def __init__(self, req_ids: Sequence[str], what: str) -> None:
         super().__init__(f"{what}: {list(req_ids)} (not live: never reported as new, or ended)")
-        self.req_ids = tuple(req_ids)
 
 
 class MissingRowsError(EngineDivergenceError):
@@ -155,9 +139,7 @@ class MissingRowsError(EngineDivergenceError):
             f"step {step_id}: the engine reported prefix hits on slots whose hidden rows were "
             f"never saved ({detail}); materialize the step without these requests, or discard it"
         )
-        self.step_id = step_id
         self.req_ids = tuple(req_id for req_id, _ in missing)
-        self.slots = {req_id: tuple(slots) for req_id, slots in missing}
 
 
 class DeviceError(PrefixCacheError, RuntimeError):
@@ -173,7 +155,6 @@ class CacheFailedError(DeviceError):
             "shut this manager down and make a new one"
         )
         self.cause = cause
-        self.where = where
 
 
 class CopyAbandonedError(DeviceError):
@@ -188,8 +169,6 @@ class GatherFailedError(DeviceError):
             f"step {step_id}: reading the hit rows of {key!r} failed: "
             f"{type(cause).__name__}: {cause}; no row is lost: discard this step"
         )
-        self.step_id = step_id
-        self.key = key
 
 
 class WaitTimeoutError(PrefixCacheError, TimeoutError):
@@ -208,7 +187,6 @@ class BackendNotFound(BackendError, LookupError):
             f"no backend {name!r}; installed: {', '.join(installed) or 'none'} "
             "(set SLOTMIRROR_BACKEND or pass the name of one of these)"
         )
-        self.name = name
         self.installed = tuple(installed)
 
 
@@ -217,7 +195,6 @@ class BackendUnavailable(BackendError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"backend {name!r} is unavailable: {reason}")
-        self.name = name
         self.reason = reason
 
 
@@ -226,8 +203,6 @@ class BackendLoadError(BackendError):
 
     def __init__(self, name: str, distribution: str, reason: str) -> None:
         super().__init__(f"backend {name!r} of {distribution} failed to load: {reason}")
-        self.name = name
-        self.distribution = distribution
         self.reason = reason
 
 
@@ -249,11 +224,6 @@ class InternalError(PrefixCacheError, RuntimeError):
 
 class IllegalTransitionError(InternalError):
     """A task was moved along an edge that the table does not have (W1)."""
-
-    def __init__(self, task: str, state: str, target: str) -> None:
-        super().__init__(f"{task}: no move from {state} to {target}")
-        self.state = state
-        self.target = target
 
 
 def without_tracebacks(error: BaseException) -> BaseException:

@@ -68,7 +68,8 @@ class TaskProgress:
         """Move to `target`; raises `IllegalTransitionError` and changes nothing otherwise."""
         with self._lock:
             if target not in TRANSITIONS[self._state]:
-                raise IllegalTransitionError(self._name, self._state.name, target.name)
+                move = f"{self._state.name} to {target.name}"
+                raise IllegalTransitionError(f"{self._name}: no move from {move}")
             self._state = target
 
     def fail(self) -> None:
