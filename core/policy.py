@@ -49,12 +49,7 @@ class ModelCachePolicy:
         `requires_full_prefix_cached_hidden_states` (True), `deferred_prefix_cache_mm_keys` (none),
         `mm_outputs_written_in_sample` (False).
         """
-        return cls(
-            needs_full_hidden_states=bool(
-                getattr(model, "requires_full_prefix_cached_hidden_states", True)
-            ),
-            deferred_keys=frozenset(getattr(model, "deferred_prefix_cache_mm_keys", None) or ()),
-            mm_outputs_written_in_sample=bool(
-                getattr(model, "mm_outputs_written_in_sample", False)
-            ),
-        )
+        hidden = bool(getattr(model, "requires_full_prefix_cached_hidden_states", True))
+        deferred = frozenset(getattr(model, "deferred_prefix_cache_mm_keys", None) or ())
+        in_sample = bool(getattr(model, "mm_outputs_written_in_sample", False))
+        return cls(hidden, deferred, mm_outputs_written_in_sample=in_sample)

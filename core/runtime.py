@@ -23,11 +23,9 @@ class Condition(AbstractContextManager[object], Protocol):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Release the lock, wait for a notification, take the lock again. Caller holds it."""
-        ...
 
     def notify_all(self) -> None:
         """Wake every waiter. Caller holds the lock."""
-        ...
 
 
 class Thread(Protocol):
@@ -35,11 +33,9 @@ class Thread(Protocol):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, at most `timeout` seconds."""
-        ...
 
     def is_alive(self) -> bool:
         """Whether it still runs."""
-        ...
 
 
 class Runtime(Protocol):
@@ -47,19 +43,15 @@ class Runtime(Protocol):
 
     def lock(self, name: str) -> Lock:
         """A new lock; `name` says in reports which of the three kinds it is (T4)."""
-        ...
 
     def condition(self, lock: Lock) -> Condition:
         """A new condition over `lock`, which this runtime made."""
-        ...
 
     def start_thread(self, name: str, target: Callable[[], None]) -> Thread:
         """Start a daemon thread that runs `target`."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds of a clock that never goes back."""
-        ...
 
 
 class ThreadRuntime:
@@ -78,5 +70,4 @@ class ThreadRuntime:
         thread.start()
         return thread
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
