@@ -7,6 +7,8 @@ needs no page (T3).
 
 from __future__ import annotations
 
+import math
+
 from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import CopyAbandonedError
@@ -34,14 +36,14 @@ class Committer:
         self._config = config
         self._runtime = runtime
         self._stats = stats
-        self.helpers = MoverHelpers(backend, runtime, config.mover_threads)
+        self._helpers = MoverHelpers(backend, runtime, config.mover_threads)
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
-        self._abandon_at: float | None = None
+        self._abandon_at = math.inf
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
         """Read rows of the pool, with the helpers where that pays."""
-        self.helpers.gather(pool, slots, out)
+        self._helpers.gather(pool, slots, out)
 
     def kick(self) -> None:
         """Operations were appended: inline, carry them out here; the thread wakes by itself.
@@ -75,22 +77,21 @@ class Committer:
         if fence.done():
             return
         self._stats.fence_waits += 1
-        self._log.head_at_fence(True)
+        self._log.head_at_fence = True
         try:
             warn_s = self._config.staging_claim_timeout_s
             started = self._runtime.monotonic()
-            warned = 0
+            warn_at = started + warn_s
             while not fence.wait(min(_POLL_S, warn_s)):
                 now = self._runtime.monotonic()
-                if self._abandon_at is not None and now >= self._abandon_at:
+                if now >= self._abandon_at:
                     raise CopyAbandonedError("shut down before the device had finished a copy")
-                waited_s = now - started
-                if waited_s >= (warned + 1) * warn_s:
-                    warned += 1
+                if now >= warn_at:
+                    warn_at += warn_s
                     self._stats.fence_wait_warnings += 1
-                    logger.warning("the device has not finished a copy for %.0f s", waited_s)
+                    logger.warning("the device has not finished a copy for %.0f s", now - started)
         finally:
-            self._log.head_at_fence(False)
+            self._log.head_at_fence = False
 
     def abandon_after(self, seconds: float) -> None:
         """From then on give up on copies that have not ended; their memory is never freed."""
@@ -102,7 +103,7 @@ class Committer:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 return False
-        self.helpers.stop()
+        self._helpers.stop()
         return True
 
     def _main(self, *, block: bool = True) -> None:
@@ -117,12 +118,10 @@ class Committer:
             self._fail(error, "binding the mover's thread to its device")
 
     def _carry_out(self, operation: Operation) -> None:
-        dropped = self._log.poisoned
+        dropped = self._log.failure is not None
         try:
-            if dropped:
-                operation.drop(self)
-            else:
-                operation.run(self)
+            carry_out = operation.drop if dropped else operation.run
+            carry_out(self)
         # Whatever an operation throws is the log's first failure, SystemExit included: a mover
         # that ends silently would leave every waiter to its time-out.
         except BaseException as error:

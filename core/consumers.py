@@ -51,11 +51,9 @@ class StepConsumers:
             tables.registry.note_delivered(owners, ends)
             tables.steps.finish(step, owners, ends)
             plane.stats.steps_materialized += 1
-        if tables.closed:
-            # A shutdown that looked before the step was finished waits for it.
-            plane.log.wake()
-        # The step's write was not urgent for the engine's thread; this one has time.
-        plane.log.wake_mover()
+        # A shutdown that looked before the step was finished waits for it; and the step's write
+        # was not urgent for the engine's thread, while this one has time to wake the mover.
+        plane.log.wake()
         return outputs
 
     def discard(self, step_id: int) -> None:

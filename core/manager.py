@@ -278,7 +278,7 @@ class PrefixCacheManager:
 
     def _check_ready(self) -> ModelCachePolicy:
         policy = self._policy
-        if policy is None or self._tables.closed or self._log.poisoned:
+        if policy is None or self._tables.closed or self._log.failure:
             self._check_usable()
             raise StepStateError("no policy yet: call register_policy before the first step")
         return policy

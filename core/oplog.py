@@ -37,11 +37,9 @@ class Mover(Protocol):
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
         """`out[i] = pool[slots[i]]`, split among helper threads where that pays."""
-        ...
 
     def wait_fence(self, fence: Fence) -> None:
         """Wait until a launched copy has run; without limit, reported when long (W6)."""
-        ...
 
 
 class Operation(ABC):
@@ -75,7 +73,8 @@ class OpLog:
     """Sequence, completion, poison. Any thread."""
 
     def __init__(self, config: PrefixCacheConfig, runtime: Runtime, stats: CacheStats) -> None:
-        self._config = config
+        self._timeouts_s = (config.staging_claim_timeout_s, config.device_wait_timeout_s)
+        """How long a caller waits without progress, by `head_at_fence` (W6)."""
         self._runtime = runtime
         self._stats = stats
         self.lock = runtime.lock("log")
@@ -84,13 +83,13 @@ class OpLog:
         self._work = runtime.condition(self.lock)
         self._queue: deque[Operation] = deque()
         self._recent: deque[str] = deque(maxlen=64)
-        self._appended = 0
         self._completed = 0
         self._progress_at = runtime.monotonic()
         self._head: Operation | None = None
-        self._head_at_fence = False
+        self.head_at_fence = False
+        """Whether the head operation waits for the device; set by the mover alone."""
         self._stopped = False
-        self._failure: tuple[BaseException, str] | None = None
+        self.failure: tuple[BaseException, str] | None = None
         """The first failure, without tracebacks, and where it happened."""
 
     # -- appending --------------------------------------------------------------------------
@@ -106,17 +105,15 @@ class OpLog:
             return
         with self.lock:
             urgent = len(self._queue) + len(operations) > _BACKLOG_MAX
-            for operation in operations:
+            for seq, operation in enumerate(operations, self._stats.operations_appended + 1):
+                operation.seq = seq
                 urgent = urgent or operation.urgent
-                self._appended += 1
-                operation.seq = self._appended
-                self._recent.append(f"{operation.seq} {operation.describe()}")
+                self._recent.append(f"{seq} {operation.describe()}")
             if not self._queue and self._head is None:
                 self._progress_at = self._runtime.monotonic()
             self._queue.extend(operations)
             self._stats.operations_appended += len(operations)
-            if len(self._queue) > self._stats.log_length_max:
-                self._stats.log_length_max = len(self._queue)
+            self._stats.log_length_max = max(self._stats.log_length_max, len(self._queue))
             if urgent:
                 self._work.notify_all()
 
@@ -136,56 +133,39 @@ class OpLog:
             self._head = self._queue.popleft()
             return self._head
 
-    def head_at_fence(self, waiting: bool) -> None:
-        """The head operation starts, or ends, waiting for the device."""
-        with self.changed:
-            self._head_at_fence = waiting
-
     def complete(self, *, dropped: bool) -> None:
         """The head operation is over; wakes waiters."""
         with self.changed:
             self._head = None
             self._completed += 1
             self._progress_at = self._runtime.monotonic()
-            if dropped:
-                self._stats.operations_dropped += 1
-            else:
-                self._stats.operations_completed += 1
+            self._stats.operations_dropped += dropped
+            self._stats.operations_completed += not dropped
             self.changed.notify_all()
 
     def poison(self, cause: BaseException, where: str) -> None:
         """Record the first failure, then wake waiters; later ones are logged only (W5)."""
         without_tracebacks(cause)
         with self.changed:
-            first = self._failure is None
-            if first:
-                self._failure = (cause, where)
+            again = " again" if self.failure else ""
+            if not again:
+                self.failure = (cause, where)
                 self._stats.failures += 1
             self.changed.notify_all()
-        again = "" if first else " again"
         logger.error("failed%s in %s: %s: %s", again, where, type(cause).__name__, cause)
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether a failure was recorded."""
-        return self._failure is not None
 
     def raise_if_failed(self) -> None:
         """Raise the first failure, if there is one (W5)."""
-        if self._failure is not None:
-            raise CacheFailedError(*self._failure) from self._failure[0]
+        if self.failure is not None:
+            raise CacheFailedError(*self.failure) from self.failure[0]
 
     # -- waiting ----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let waiters look again."""
+        """Let waiters look again, and the mover take what is queued."""
         with self.changed:
             self.changed.notify_all()
-
-    def wake_mover(self) -> None:
-        """Something is waited for: let the mover take what is queued."""
-        if self._queue:
-            with self.lock:
+            if self._queue:
                 self._work.notify_all()
 
     def is_completed(self, seq: int) -> Callable[[], bool]:
@@ -194,7 +174,7 @@ class OpLog:
 
     def is_drained(self) -> bool:
         """A condition for `wait_until`: nothing is queued or being carried out."""
-        return self._completed == self._appended
+        return self._completed == self._stats.operations_appended
 
     def wait_until(
         self,
@@ -223,30 +203,26 @@ class OpLog:
                 since, limit = started, timeout_s
                 if limit is None:
                     since = max(started, self._progress_at)
-                    at_fence, config = self._head_at_fence, self._config
-                    limit = (
-                        config.device_wait_timeout_s if at_fence else config.staging_claim_timeout_s
-                    )
+                    limit = self._timeouts_s[self.head_at_fence]
                 left = since + limit - self._runtime.monotonic()
                 if left <= 0:
                     break
                 self._work.notify_all()
                 self.changed.wait(left)
-            report = self._describe_head()
-        raise WaitTimeoutError(f"gave up waiting for {what} after {limit:g} s{detail()}; {report}")
+        raise WaitTimeoutError(
+            f"gave up waiting for {what} after {limit:g} s{detail()}; {self.report()}"
+        )
 
     def report(self) -> str:
         """What the head operation is and does, for errors."""
         with self.changed:
-            return self._describe_head()
-
-    def _describe_head(self) -> str:
-        position = f"{self._completed} of {self._appended} operations completed"
-        if self._head is None:
+            head, completed = self._head, self._completed
+        position = f"{completed} of {self._stats.operations_appended} operations completed"
+        if head is None:
             return f"the log is idle, {position}"
-        doing = "waiting for the device" if self._head_at_fence else "moving rows"
-        state = f"{self._head.describe()}; {self._head.state()}".removesuffix("; ")
-        return f"head operation {self._head.seq} ({state}) is {doing}, {position}"
+        doing = "waiting for the device" if self.head_at_fence else "moving rows"
+        state = f"{head.describe()}; {head.state()}".removesuffix("; ")
+        return f"head operation {head.seq} ({state}) is {doing}, {position}"
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -264,5 +240,5 @@ class OpLog:
     def length_and_age_s(self) -> tuple[int, float]:
         """Operations not yet completed, and seconds since the last progress while there are any."""
         with self.changed:
-            length = self._appended - self._completed
+            length = self._stats.operations_appended - self._completed
             return length, self._runtime.monotonic() - self._progress_at if length else 0.0

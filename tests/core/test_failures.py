@@ -182,7 +182,7 @@ def test_W5_the_kept_failure_keeps_no_traceback() -> None:
     broken(driver, "scatter_slots", OSError("pool gone"))
     begun(driver)
     driver.settle()
-    failure = driver.cache._log._failure
+    failure = driver.cache._log.failure
     assert failure is not None
     assert failure[0].__traceback__ is None
 

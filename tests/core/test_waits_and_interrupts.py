@@ -72,7 +72,7 @@ def test_W6_callers_wait_longer_while_the_head_waits_for_the_device() -> None:
     )
     begun(driver)
     driver.cache._log.take(block=False)
-    driver.cache._log.head_at_fence(True)
+    driver.cache._log.head_at_fence = True
     driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
     with pytest.raises(
         WaitTimeoutError,
