@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Literal
 
 from slotmirror.core.errors import ConfigError
@@ -53,7 +53,7 @@ class PrefixCacheConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check(field.name, getattr(self, field.name))
+            _check(field.name, str(field.type), getattr(self, field.name))
         if self.direct_capture_rows_min is not None and not self.pin_pool:
             raise ConfigError(
                 "direct_capture_rows_min",
@@ -67,24 +67,17 @@ class PrefixCacheConfig:
         return self.num_blocks * self.block_size
 
 
-_OPTIONAL_COUNTS = ("host_memory_limit_bytes", "hit_buffer_bytes_max", "direct_capture_rows_min")
-_SECONDS = ("staging_claim_timeout_s", "device_wait_timeout_s")
-_FLAGS = ("pin_pool", "pin_outputs", "prefetch")
-
-
-def _check(field: str, value: object) -> None:
+def _check(field: str, annotation: str, value: object) -> None:
     if field == "committer":
         if value not in ("threaded", "inline"):
             raise ConfigError(field, value, 'must be "threaded" or "inline"')
-    elif field in _FLAGS:
+    elif annotation == "bool":
         if not isinstance(value, bool):
             raise ConfigError(field, value, "must be true or false")
-    elif field in _SECONDS:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(field, value, "must be a number of seconds")
-        if not (math.isfinite(value) and value > 0):
+    elif annotation == "float":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
             raise ConfigError(field, value, "must be a finite number of seconds above 0")
-    elif value is None and field in _OPTIONAL_COUNTS:
+    elif value is None and annotation == "int | None":
         return
     elif isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(field, value, "must be a whole number")

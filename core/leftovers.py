@@ -15,24 +15,27 @@ import numpy as np
 import torch
 
 _ALIGNMENT_BYTES = 64
+_TENSOR = object()
 
 
 class LeftoverPack:
-    """The leftovers of one step: their structures, with tensors of the engine's in them at first,
-    then with their copies in the arena.
+    """The leftovers of one step: their structures, and apart from them the tensors that were in
+    them, the engine's at first, then their copies in the arena.
     """
 
     def __init__(self, leftovers: Mapping[str, object]) -> None:
         """Rebuild the structures; containers and arrays are copied, other values shared."""
-        self.num_bytes = 0
+        self._tensors: list[torch.Tensor] = []
+        """In the order of the walk over the structures, where `_TENSOR` stands for each."""
+        self._structures = {name: _rebuilt(v, self._taken) for name, v in leftovers.items()}
+        self._sizes = [(t.nbytes // _ALIGNMENT_BYTES + 1) * _ALIGNMENT_BYTES for t in self._tensors]
+        self.num_bytes = sum(self._sizes)
         """Bytes of arena that the tensors take; 0 if there is none, even an empty one."""
-        self._structures = dict(leftovers)
-        self._structures = self._with(self._taken)
 
     def _taken(self, leaf: object) -> object:
         if isinstance(leaf, torch.Tensor):
-            self.num_bytes += _arena_bytes(leaf)
-            return leaf.detach()
+            self._tensors.append(leaf.detach())
+            return _TENSOR
         return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
     def copies_into(self, arena: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -40,31 +43,20 @@ class LeftoverPack:
 
         Forgets the sources: from now on the pack speaks of the arena alone.
         """
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        start = 0
-
-        def moved(leaf: object) -> object:
-            nonlocal start
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            place = arena[start : start + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
-            start += _arena_bytes(leaf)
-            pairs.append((leaf, place))
-            return place
-
-        self._structures = self._with(moved)
-        return pairs
+        sources, parts = self._tensors, torch.split(arena, self._sizes)
+        self._tensors = [
+            part[: source.nbytes].view(source.dtype).view(source.shape)
+            for part, source in zip(parts, sources, strict=True)
+        ]
+        return list(zip(sources, self._tensors, strict=True))
 
     def unpack(self) -> dict[str, object]:
         """The leftovers in memory of their own; the copies must have arrived."""
-        return self._with(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
-
-    def _with(self, leaf: Callable[[object], object]) -> dict[str, object]:
-        return {name: _rebuilt(value, leaf) for name, value in self._structures.items()}
-
-
-def _arena_bytes(tensor: torch.Tensor) -> int:
-    return (tensor.nbytes // _ALIGNMENT_BYTES + 1) * _ALIGNMENT_BYTES
+        copies = (tensor.clone() for tensor in self._tensors)
+        return {
+            name: _rebuilt(value, lambda leaf: next(copies) if leaf is _TENSOR else leaf)
+            for name, value in self._structures.items()
+        }
 
 
 def _rebuilt(value: object, leaf: Callable[[object], object]) -> object:

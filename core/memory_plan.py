@@ -58,21 +58,19 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: PrefixCacheConfig,
-    keys: Iterable[KeySpec],
-    deferred_keys: frozenset[str] = frozenset(),
+    config: PrefixCacheConfig, keys: Iterable[KeySpec], deferred_keys: frozenset[str] = frozenset()
 ) -> MemoryPlan:
     """What a cache of this configuration takes once these keys are open; allocates nothing."""
-    specs = tuple(keys)
     page_rows = config.staging_depth * config.staging_capacity_tokens
-    immediate = sum(spec.row_bytes for spec in specs if spec.name not in deferred_keys)
+    planned = tuple(
+        KeyMemory(spec, config.num_slots * spec.row_bytes, page_rows * spec.row_bytes)
+        for spec in keys
+    )
+    immediate = [entry for entry in planned if entry.key.name not in deferred_keys]
     return MemoryPlan(
-        keys=tuple(
-            KeyMemory(spec, config.num_slots * spec.row_bytes, page_rows * spec.row_bytes)
-            for spec in specs
-        ),
+        keys=planned,
         bounce_bytes=2 * config.copy_chunk_bytes if deferred_keys else 0,
-        immediate_clone_bytes_max=page_rows * immediate,
+        immediate_clone_bytes_max=sum(entry.staging_bytes for entry in immediate),
         deferred_clone_bytes_max=config.device_staging_bytes_max if deferred_keys else 0,
     )
 

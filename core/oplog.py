@@ -104,16 +104,18 @@ class OpLog:
         if not operations:
             return
         with self.lock:
-            urgent = len(self._queue) + len(operations) > _BACKLOG_MAX
-            for seq, operation in enumerate(operations, self._stats.operations_appended + 1):
-                operation.seq = seq
-                urgent = urgent or operation.urgent
-                self._recent.append(f"{seq} {operation.describe()}")
-            if not self._queue and self._head is None:
+            stats, queue = self._stats, self._queue
+            if not queue and self._head is None:
                 self._progress_at = self._runtime.monotonic()
-            self._queue.extend(operations)
-            self._stats.operations_appended += len(operations)
-            self._stats.log_length_max = max(self._stats.log_length_max, len(self._queue))
+            queue.extend(operations)
+            urgent = len(queue) > _BACKLOG_MAX
+            for operation in operations:
+                stats.operations_appended += 1
+                operation.seq = stats.operations_appended
+                urgent = urgent or operation.urgent
+                self._recent.append(f"{operation.seq} {operation.describe()}")
+            if len(queue) > stats.log_length_max:
+                stats.log_length_max = len(queue)
             if urgent:
                 self._work.notify_all()
 
