@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 
 import torch
 from stevedore.driver import DriverManager
@@ -37,13 +36,6 @@ class InstalledBackend:
     distribution: str
     version: str
 
-    @classmethod
-    def of(cls, entry_point: EntryPoint) -> InstalledBackend:
-        """What the metadata says of an entry point."""
-        dist = entry_point.dist
-        name, version = (dist.name, dist.version) if dist else ("an unknown distribution", "?")
-        return cls(entry_point.name, entry_point.value, name, version)
-
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
@@ -59,16 +51,17 @@ def list_backends() -> list[InstalledBackend]:
 
     Raises `BackendAmbiguous` if two distributions offer the same name.
     """
-    found = [InstalledBackend.of(entry) for entry in entry_points(group=NAMESPACE)]
+    found = [
+        InstalledBackend(entry.name, entry.value, entry.dist.name, entry.dist.version)
+        for entry in sorted(entry_points(group=NAMESPACE), key=lambda entry: entry.name)
+        if entry.dist is not None  # never None where metadata was read
+    ]
     counts = Counter(backend.name for backend in found)
-    twice = [backend for backend in found if counts[backend.name] > 1]
+    twice = [f"{one.name} of {one.distribution}" for one in found if counts[one.name] > 1]
     if twice:
-        sources = [f"{backend.name} of {backend.distribution}" for backend in twice]
-        raise BackendAmbiguous(
-            f"a backend name is offered more than once: {', '.join(sources)}: uninstall one",
-            sources,
-        )
-    return sorted(found, key=lambda backend: backend.name)
+        text = f"a backend name is offered more than once: {', '.join(twice)}: uninstall one"
+        raise BackendAmbiguous(text, twice)
+    return found
 
 
 def backend_class(name: str) -> type[DeviceBackend]:
@@ -81,16 +74,19 @@ def backend_class(name: str) -> type[DeviceBackend]:
         raise BackendNotFound(name, list(installed))
     distribution = installed[name].distribution
     try:
-        loaded = _load_plugin(name)
+        manager: DriverManager[object] = DriverManager(
+            NAMESPACE, name, on_load_failure_callback=_raise
+        )
+        # `manager.driver` would give the class itself where an object is falsy.
+        loaded = manager.extensions[0].plugin
     except KeyboardInterrupt:
         raise
     except NoMatches as error:
-        raise BackendLoadError(
-            name,
-            distribution,
+        reason = (
             "installed according to its metadata, but unknown to stevedore, whose on-disk cache "
-            f"(python-entrypoints in the user's cache folder) may be stale: {error}",
-        ) from error
+            f"(python-entrypoints in the user's cache folder) may be stale: {error}"
+        )
+        raise BackendLoadError(name, distribution, reason) from error
     # A plugin's module can throw anything while it is imported, SystemExit and AssertionError too.
     except BaseException as error:
         raise BackendLoadError(name, distribution, f"{type(error).__name__}: {error}") from error
@@ -111,9 +107,7 @@ def load_backend(name: str | None = None, device: torch.device | None = None) ->
     one accelerator that is available, the host reference if there is none, and raises
     `BackendAmbiguous` if there are several.
     """
-    name = name or os.environ.get(ENVIRONMENT_VARIABLE) or None
-    if name is None:
-        name = _choose()
+    name = name or os.environ.get(ENVIRONMENT_VARIABLE) or _choose()
     loaded = backend_class(name)
     probe = _checked_probe(name, loaded)
     if not probe.available:
@@ -121,32 +115,23 @@ def load_backend(name: str | None = None, device: torch.device | None = None) ->
     return loaded(device)
 
 
-def _load_plugin(name: str) -> object:
-    """What the entry point names, through stevedore."""
-
-    def fail(_manager: object, _entry_point: object, error: BaseException) -> None:
-        raise error
-
-    manager: DriverManager[object] = DriverManager(NAMESPACE, name, on_load_failure_callback=fail)
-    # `manager.driver` would give the class itself where an object is falsy.
-    plugin: object = manager.extensions[0].plugin
-    return plugin
+def _raise(_manager: object, _entry_point: object, error: BaseException) -> None:
+    raise error
 
 
 def _checked_probe(name: str, loaded: type[DeviceBackend]) -> Probe:
     if loaded.api_version != API_VERSION:
         reason = f"it speaks interface version {loaded.api_version}, this core {API_VERSION}"
-        return Probe(available=False, reason=reason)
-    if loaded.name != name:
+    elif loaded.name != name:
         reason = f"its class calls itself {loaded.name!r}, its entry point {name!r}"
-        return Probe(available=False, reason=reason)
-    try:
-        return loaded.probe()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        reason = f"its probe raised {type(error).__name__}: {error}"
-        return Probe(available=False, reason=reason)
+    else:
+        try:
+            return loaded.probe()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            reason = f"its probe raised {type(error).__name__}: {error}"
+    return Probe(available=False, reason=reason)
 
 
 def _report(installed: InstalledBackend) -> BackendReport:
@@ -159,25 +144,16 @@ def _report(installed: InstalledBackend) -> BackendReport:
 
 def _choose() -> str:
     reports = report_backends()
-    usable = [report for report in reports if report.automatic and report.probe.available]
-    accelerators = [r for r in usable if backend_class(r.installed.name).accelerator]
-    candidates = accelerators or usable
-    if len(candidates) == 1:
-        return candidates[0].installed.name
-    names = [report.installed.name for report in candidates]
+    usable = [one.installed.name for one in reports if one.automatic and one.probe.available]
+    names = [name for name in usable if backend_class(name).accelerator] or usable
+    if len(names) == 1:
+        return names[0]
     if names:
-        raise BackendAmbiguous(
-            f"several backends could serve: {', '.join(names)}; "
-            f"choose one with {ENVIRONMENT_VARIABLE} or by name",
-            names,
-        )
-    raise BackendUnavailable("automatic", _passed_over(reports))
-
-
-def _passed_over(reports: Sequence[BackendReport]) -> str:
+        mend = f"choose one with {ENVIRONMENT_VARIABLE} or by name"
+        raise BackendAmbiguous(f"several backends could serve: {', '.join(names)}; {mend}", names)
     reasons = [
-        f"{report.installed.name}: "
-        + (report.probe.reason if report.automatic else "only on request, by name")
-        for report in reports
+        f"{one.installed.name}: {one.probe.reason if one.automatic else 'only on request, by name'}"
+        for one in reports
     ]
-    return "; ".join(reasons) or f"nothing is installed under {NAMESPACE}"
+    nothing = f"nothing is installed under {NAMESPACE}"
+    raise BackendUnavailable("automatic", "; ".join(reasons) or nothing)
