@@ -78,7 +78,7 @@ def backend_class(name: str) -> type[DeviceBackend]:
             NAMESPACE, name, on_load_failure_callback=_raise
         )
         # `manager.driver` would give the class itself where an object is falsy.
-        loaded = manager.extensions[0].plugin
+        loaded: object = manager.extensions[0].plugin
     except KeyboardInterrupt:
         raise
     except NoMatches as error:
