@@ -35,6 +35,9 @@ The dtype never chooses the kernel: moving bf16 rows as bf16 runs at a fraction 
 as fixed-size opaque items every dtype moves like a plain copy (backends spec, section 3).
 """
 
+CopyPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""What a copy reads on the device, and where it writes it."""
+
 SlotIndex: TypeAlias = npt.NDArray[np.int64]
 """Row numbers, shape `(rows,)`."""
 
@@ -187,11 +190,7 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def copy_to_host(
-        self,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        stream: Stream,
-        after: Stream,
-        fence: Fence,
+        self, pairs: Sequence[CopyPair], stream: Stream, after: Stream, fence: Fence
     ) -> None:
         """Copy every (source, destination) pair on `stream`, once `after`'s present work is done.
 

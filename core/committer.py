@@ -14,8 +14,7 @@ from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import CopyAbandonedError
 from slotmirror.core.mover_helpers import MoverHelpers
 from slotmirror.core.oplog import Operation, OpLog, logger
-from slotmirror.core.runtime import Runtime, Thread
-from slotmirror.core.stats import CacheStats
+from slotmirror.core.runtime import Thread
 
 _POLL_S = 0.25
 
@@ -23,20 +22,11 @@ _POLL_S = 0.25
 class Committer:
     """Drains an `OpLog`. `kick` after every append; `stop` once."""
 
-    def __init__(
-        self,
-        log: OpLog,
-        backend: DeviceBackend,
-        config: PrefixCacheConfig,
-        runtime: Runtime,
-        stats: CacheStats,
-    ) -> None:
+    def __init__(self, log: OpLog, backend: DeviceBackend, config: PrefixCacheConfig) -> None:
         self.backend = backend
         self._log = log
         self._config = config
-        self._runtime = runtime
-        self._stats = stats
-        self._helpers = MoverHelpers(backend, runtime, config.mover_threads)
+        self._helpers = MoverHelpers(backend, log.runtime, config.mover_threads)
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
         self._abandon_at = math.inf
@@ -56,7 +46,7 @@ class Committer:
     def start(self) -> None:
         """Start the thread on first use (T7); before any state changes, since it may fail."""
         if self._threaded and self._thread is None:
-            self._thread = self._runtime.start_thread("slotmirror-committer", self._main)
+            self._thread = self._log.runtime.start_thread("slotmirror-committer", self._main)
 
     def step(self, *, block: bool = False) -> bool:
         """Carry out one operation.
@@ -76,26 +66,26 @@ class Committer:
         """
         if fence.done():
             return
-        self._stats.fence_waits += 1
+        self._log.stats.fence_waits += 1
         self._log.head_at_fence = True
         try:
             warn_s = self._config.staging_claim_timeout_s
-            started = self._runtime.monotonic()
+            started = self._log.runtime.monotonic()
             warn_at = started + warn_s
             while not fence.wait(min(_POLL_S, warn_s)):
-                now = self._runtime.monotonic()
+                now = self._log.runtime.monotonic()
                 if now >= self._abandon_at:
                     raise CopyAbandonedError("shut down before the device had finished a copy")
                 if now >= warn_at:
                     warn_at += warn_s
-                    self._stats.fence_wait_warnings += 1
+                    self._log.stats.fence_wait_warnings += 1
                     logger.warning("the device has not finished a copy for %.0f s", now - started)
         finally:
             self._log.head_at_fence = False
 
     def abandon_after(self, seconds: float) -> None:
         """From then on give up on copies that have not ended; their memory is never freed."""
-        self._abandon_at = self._runtime.monotonic() + seconds
+        self._abandon_at = self._log.runtime.monotonic() + seconds
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread of a stopped log to end; True if none runs afterwards."""

@@ -54,12 +54,10 @@ class PrefixCacheConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, str(field.type), getattr(self, field.name))
-        if self.direct_capture_rows_min is not None and not self.pin_pool:
-            raise ConfigError(
-                "direct_capture_rows_min",
-                self.direct_capture_rows_min,
-                "must be None unless pin_pool is set: the device copies into page-locked memory",
-            )
+        rows_min = self.direct_capture_rows_min
+        if rows_min is not None and not self.pin_pool:
+            rule = "must be None unless pin_pool is set: the device copies into page-locked memory"
+            raise ConfigError("direct_capture_rows_min", rows_min, rule)
 
     @property
     def num_slots(self) -> int:

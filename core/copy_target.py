@@ -8,17 +8,13 @@ that never answers, an interrupt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import torch
 
-from slotmirror.core.backend import DeviceBackend, HostBuffer, Stream
+from slotmirror.core.backend import CopyPair, DeviceBackend, HostBuffer, Stream
 from slotmirror.core.errors import CopyAbandonedError
 from slotmirror.core.host_rows import allocate_host
 from slotmirror.core.oplog import Mover
-
-CopyPair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""What a copy reads on the device, and where it writes it."""
 
 _IN_USE: set[CopyTarget] = set()
 """Targets whose copy may run. They stay, with all that the copy uses, whoever else lets go of

@@ -75,8 +75,8 @@ class OpLog:
     def __init__(self, config: PrefixCacheConfig, runtime: Runtime, stats: CacheStats) -> None:
         self._timeouts_s = (config.staging_claim_timeout_s, config.device_wait_timeout_s)
         """How long a caller waits without progress, by `head_at_fence` (W6)."""
-        self._runtime = runtime
-        self._stats = stats
+        self.runtime = runtime
+        self.stats = stats
         self.lock = runtime.lock("log")
         self.changed = runtime.condition(self.lock)
         """For whoever changes, under it, what others wait for in `wait_until`."""
@@ -104,9 +104,9 @@ class OpLog:
         if not operations:
             return
         with self.lock:
-            stats, queue = self._stats, self._queue
+            stats, queue = self.stats, self._queue
             if not queue and self._head is None:
-                self._progress_at = self._runtime.monotonic()
+                self._progress_at = self.runtime.monotonic()
             queue.extend(operations)
             urgent = len(queue) > _BACKLOG_MAX
             for operation in operations:
@@ -140,9 +140,9 @@ class OpLog:
         with self.changed:
             self._head = None
             self._completed += 1
-            self._progress_at = self._runtime.monotonic()
-            self._stats.operations_dropped += dropped
-            self._stats.operations_completed += not dropped
+            self._progress_at = self.runtime.monotonic()
+            self.stats.operations_dropped += dropped
+            self.stats.operations_completed += not dropped
             self.changed.notify_all()
 
     def poison(self, cause: BaseException, where: str) -> None:
@@ -152,7 +152,7 @@ class OpLog:
             again = " again" if self.failure else ""
             if not again:
                 self.failure = (cause, where)
-                self._stats.failures += 1
+                self.stats.failures += 1
             self.changed.notify_all()
         logger.error("failed%s in %s: %s: %s", again, where, type(cause).__name__, cause)
 
@@ -176,7 +176,7 @@ class OpLog:
 
     def is_drained(self) -> bool:
         """A condition for `wait_until`: nothing is queued or being carried out."""
-        return self._completed == self._stats.operations_appended
+        return self._completed == self.stats.operations_appended
 
     def wait_until(
         self,
@@ -195,7 +195,7 @@ class OpLog:
         failure unless `through_failure`.
         """
         with self.changed:
-            started = self._runtime.monotonic()
+            started = self.runtime.monotonic()
             while True:
                 if not through_failure:
                     self.raise_if_failed()
@@ -206,7 +206,7 @@ class OpLog:
                 if limit is None:
                     since = max(started, self._progress_at)
                     limit = self._timeouts_s[self.head_at_fence]
-                left = since + limit - self._runtime.monotonic()
+                left = since + limit - self.runtime.monotonic()
                 if left <= 0:
                     break
                 self._work.notify_all()
@@ -219,7 +219,7 @@ class OpLog:
         """What the head operation is and does, for errors."""
         with self.changed:
             head, completed = self._head, self._completed
-        position = f"{completed} of {self._stats.operations_appended} operations completed"
+        position = f"{completed} of {self.stats.operations_appended} operations completed"
         if head is None:
             return f"the log is idle, {position}"
         doing = "waiting for the device" if self.head_at_fence else "moving rows"
@@ -242,5 +242,5 @@ class OpLog:
     def length_and_age_s(self) -> tuple[int, float]:
         """Operations not yet completed, and seconds since the last progress while there are any."""
         with self.changed:
-            length = self._stats.operations_appended - self._completed
-            return length, self._runtime.monotonic() - self._progress_at if length else 0.0
+            length = self.stats.operations_appended - self._completed
+            return length, self.runtime.monotonic() - self._progress_at if length else 0.0

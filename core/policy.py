@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slotmirror.core.errors import ConfigError
 from slotmirror.core.key_spec import HIDDEN_KEY
@@ -19,8 +19,8 @@ class ModelCachePolicy:
     """
 
     needs_full_hidden_states: bool = True
-    deferred_keys: frozenset[str] = field(default_factory=frozenset)
-    leftover_keys: frozenset[str] = field(default_factory=frozenset)
+    deferred_keys: frozenset[str] = frozenset()
+    leftover_keys: frozenset[str] = frozenset()
     mm_outputs_written_in_sample: bool = False
 
     def __post_init__(self) -> None:
@@ -30,17 +30,11 @@ class ModelCachePolicy:
         if both:
             raise ConfigError("leftover_keys", sorted(both), "also named in deferred_keys")
         if HIDDEN_KEY in self.deferred_keys | self.leftover_keys:
-            raise ConfigError(
-                "deferred_keys",
-                HIDDEN_KEY,
-                "hidden states are immediate; opt out with needs_full_hidden_states=False",
-            )
+            rule = "hidden states are immediate; opt out with needs_full_hidden_states=False"
+            raise ConfigError("deferred_keys", HIDDEN_KEY, rule)
         if self.needs_full_hidden_states and self.mm_outputs_written_in_sample:
-            raise ConfigError(
-                "mm_outputs_written_in_sample",
-                True,
-                "hidden rows must be saved before sampling; set needs_full_hidden_states=False",
-            )
+            rule = "hidden rows must be saved before sampling; set needs_full_hidden_states=False"
+            raise ConfigError("mm_outputs_written_in_sample", True, rule)
 
     @classmethod
     def from_model(cls, model: object) -> ModelCachePolicy:

@@ -63,15 +63,11 @@ def check_layout(spec: KeySpec, opened: KeySpec) -> None:
 
 def _hidden_rows(hidden: torch.Tensor | None, counts: tuple[int, int]) -> torch.Tensor:
     if hidden is None:
-        raise RowLayoutError(
-            "hidden is None, but the policy keeps hidden states: "
-            "set needs_full_hidden_states=False to opt out"
-        )
+        mend = "set needs_full_hidden_states=False to opt out"
+        raise RowLayoutError(f"hidden is None, but the policy keeps hidden states: {mend}")
     if not is_per_token(hidden, counts):
-        raise RowLayoutError(
-            f"hidden has shape {tuple(hidden.shape)}; expected ({counts[0]}, …) or the padded "
-            f"({counts[1]}, …), with at least one element per row"
-        )
+        wanted = f"({counts[0]}, …) or the padded ({counts[1]}, …), with elements in every row"
+        raise RowLayoutError(f"hidden has shape {tuple(hidden.shape)}; expected {wanted}")
     return _unpadded(hidden, counts[0])
 
 

@@ -25,13 +25,13 @@ from slotmirror.backends.torch_device.host_memory import (
 )
 from slotmirror.backends.torch_device.registered_memory import (
     REGISTERED_BYTES_MIN,
-    CopyPair,
     RegisteredBuffer,
     RegisteredChunks,
 )
 from slotmirror.backends.torch_device.runtime import DeviceRuntime
 from slotmirror.core.backend import (
     Capabilities,
+    CopyPair,
     DeviceBackend,
     Fence,
     HostBuffer,

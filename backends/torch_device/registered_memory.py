@@ -16,15 +16,13 @@ from slotmirror.backends.torch_device.host_memory import (
     mapped,
     shaped,
 )
-from slotmirror.core.backend import HostBuffer
+from slotmirror.core.backend import CopyPair, HostBuffer
 
 REGISTERED_BYTES_MIN = 1 << 30
 """From here on memory is registered where the device can: exact size instead of a power of two."""
 
 CHUNK_BYTES = 64 << 30
 """Page-locking happens in pieces of at most this size (backends spec, section 3)."""
-
-CopyPair = tuple[torch.Tensor, torch.Tensor]
 
 
 class HostRegistration(Protocol):

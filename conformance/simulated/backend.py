@@ -29,6 +29,7 @@ from slotmirror.conformance.simulated.profiles import PROFILES, Profile
 from slotmirror.conformance.simulated.streams import SimulatedFence, SimulatedStream
 from slotmirror.core.backend import (
     Capabilities,
+    CopyPair,
     DeviceBackend,
     Fence,
     HostBuffer,
@@ -38,8 +39,6 @@ from slotmirror.core.backend import (
     SlotIndex,
     Stream,
 )
-
-CopyPair = tuple[torch.Tensor, torch.Tensor]
 
 
 class SimulatedBackend(DeviceBackend):
