@@ -27,7 +27,7 @@ class StepConsumers:
             step = tables.steps.begin(step_id, req_ids)
         try:
             index = RequestIndex(step.events.req_ids, req_ids)
-            plane.await_rows(step, tables.steps.ids)
+            plane.await_rows(step)
             missing = step.missing_in(index.req_ids)
             if missing:
                 raise MissingRowsError(step.step_id, missing)

@@ -6,7 +6,7 @@ buffers. Nothing here knows of requests' lives or of the manager's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -118,26 +118,22 @@ class DataPlane:
         after, release = self.ring.stream(), self.budget.release
         return DeferredWriteTask(progress, self.stats, batch, self.bounces, after, release)
 
-    def await_rows(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
+    def await_rows(self, step: Step) -> None:
         """Wait, bounded, until the step's copy and reads are over; any thread, no locks (T2).
 
         Raises `WaitTimeoutError` (W6), `DeviceError`, and `GatherFailedError` (W5).
         """
         self.backend.bind_thread(self.backend.device)
         if step.page.issued:
-            self._await_copy(step, unconsumed)
+            self._await_copy(step)
         if step.gathers:
             last = max(gather.seq for gather in step.gathers.values())
-            self.log.wait_until(
-                self.log.is_completed(last),
-                f"the hit rows of step {step.step_id}",
-                detail=lambda: f"; unconsumed step ids {list(unconsumed())}",
-            )
+            self.log.wait_until(self.log.is_completed(last), f"the hit rows of step {step.step_id}")
         for gather in step.gathers.values():
             if gather.failure is not None:
                 raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
 
-    def _await_copy(self, step: Step, unconsumed: Callable[[], Sequence[int]]) -> None:
+    def _await_copy(self, step: Step) -> None:
         limit_s = self.config.device_wait_timeout_s
         try:
             arrived = step.page.fence.wait(limit_s)
@@ -146,8 +142,7 @@ class DataPlane:
         if not arrived:
             raise WaitTimeoutError(
                 f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s "
-                f"(device_wait_timeout_s); unconsumed step ids {list(unconsumed())}; "
-                f"{self.log.report()}"
+                f"(device_wait_timeout_s); {self.log.report()}"
             )
         step.page.end()
 

@@ -54,6 +54,7 @@ class PrefixCacheManager:
         self._tables = Tables(config, lock, self._stats)
         self._plane = DataPlane(config, backend, runtime, self._stats)
         self._log = self._plane.log
+        self._log.unconsumed = self._tables.steps.ids
         self._keys = OpenKeys(self._tables, self._plane)
         self._saver = StepSaver(self._tables, self._plane, self._keys)
         self._consumers = StepConsumers(self._tables, self._plane)

@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
 from slotmirror.core.config import PrefixCacheConfig
@@ -23,8 +23,6 @@ from slotmirror.core.runtime import Runtime
 from slotmirror.core.stats import CacheStats
 
 logger = logging.getLogger("slotmirror.core")
-
-T = TypeVar("T")
 
 _BACKLOG_MAX = 2
 
@@ -80,6 +78,8 @@ class OpLog:
         self.lock = runtime.lock("log")
         self.changed = runtime.condition(self.lock)
         """For whoever changes, under it, what others wait for in `wait_until`."""
+        self.unconsumed: Callable[[], list[int]] = list
+        """Ids of unconsumed steps, for reports; whoever keeps the steps says where from."""
         self._work = runtime.condition(self.lock)
         self._queue: deque[Operation] = deque()
         self._recent: deque[str] = deque(maxlen=64)
@@ -180,14 +180,13 @@ class OpLog:
 
     def wait_until(
         self,
-        ready: Callable[[], T | None],
+        ready: Callable[[], bool],
         what: str,
         *,
         through_failure: bool = False,
         timeout_s: float | None = None,
-        detail: Callable[[], str] = str,
-    ) -> T:
-        """Wait until `ready()`, called under the log lock, is true; returns its value.
+    ) -> None:
+        """Wait until `ready()`, called under the log lock, is true.
 
         Bounded (W6): `timeout_s` in all if given; otherwise `staging_claim_timeout_s` without
         progress of the log, or `device_wait_timeout_s` while its head waits for the device.
@@ -199,9 +198,8 @@ class OpLog:
             while True:
                 if not through_failure:
                     self.raise_if_failed()
-                value = ready()
-                if value:
-                    return value
+                if ready():
+                    return
                 since, limit = started, timeout_s
                 if limit is None:
                     since = max(started, self._progress_at)
@@ -211,15 +209,13 @@ class OpLog:
                     break
                 self._work.notify_all()
                 self.changed.wait(left)
-        raise WaitTimeoutError(
-            f"gave up waiting for {what} after {limit:g} s{detail()}; {self.report()}"
-        )
+        raise WaitTimeoutError(f"gave up waiting for {what} after {limit:g} s; {self.report()}")
 
     def report(self) -> str:
-        """What the head operation is and does, for errors."""
+        """What the head operation is and does, and the unconsumed step ids, for errors (W6)."""
         with self.changed:
-            head, completed = self._head, self._completed
-        position = f"{completed} of {self.stats.operations_appended} operations completed"
+            head, position = self._head, f"{self._completed} of {self.stats.operations_appended}"
+        position += f" operations completed; unconsumed step ids {self.unconsumed()}"
         if head is None:
             return f"the log is idle, {position}"
         doing = "waiting for the device" if self.head_at_fence else "moving rows"

@@ -55,12 +55,7 @@ class StepSaver:
         reserved = self._reserve(rows, deferred) if deferred else 0
         try:
             staged = self._plane.ring.stage(
-                step.saved_keys,
-                tuple(rows.values()),
-                deferred,
-                pack,
-                counts[0],
-                self._tables.steps.ids,
+                step.saved_keys, tuple(rows.values()), deferred, pack, counts[0]
             )
             try:
                 self._commit(step, pack, deferred, staged, reserved)

@@ -80,7 +80,6 @@ class StagingRing:
         runtime: Runtime,
         stats: CacheStats,
     ) -> None:
-        self._config = config
         self._backend = backend
         self._log = log
         self._runtime = runtime
@@ -98,7 +97,6 @@ class StagingRing:
         cloned: frozenset[str],
         leftovers: LeftoverPack | None,
         num_rows: int,
-        unconsumed: Callable[[], Sequence[int]],
     ) -> StagedRows:
         """Claim a page, and launch one copy of these rows and leftovers into it, with one fence.
 
@@ -107,7 +105,7 @@ class StagingRing:
         allocation or clone raised, with the page given back; a copy that fails to launch is
         sticky, since part of it may run (W5).
         """
-        page = self._claim(unconsumed)
+        page = self._claim()
         try:
             tensors = list(rows)
             targets = [key.pages[page.index].first(num_rows)[0] for key in keys]
@@ -154,7 +152,7 @@ class StagingRing:
         """A save or a step is given up: its hold is dropped by the log, behind the copy (S3)."""
         self._log.append([ReleaseTask(whose, page, self.let_go)])
 
-    def _claim(self, unconsumed: Callable[[], Sequence[int]]) -> StagingPage:
+    def _claim(self) -> StagingPage:
         """A free page, held once, with no copy under way; waits for one, bounded (W6, S1).
 
         Raises `WaitTimeoutError`, which names the unconsumed steps, the log's failure, and
@@ -167,11 +165,8 @@ class StagingRing:
             try:
                 self._log.wait_until(
                     lambda: bool(self._free) or self._refuses,
-                    "a free staging page",
-                    detail=lambda: (
-                        f"; unconsumed step ids {list(unconsumed())}: materialize or discard them, "
-                        f"or raise staging_depth ({self._config.staging_depth})"
-                    ),
+                    f"a free staging page (staging_depth {len(self.pages)}: materialize or discard "
+                    "unconsumed steps, or raise it)",
                 )
             finally:
                 self._stats.page_wait_s += self._runtime.monotonic() - started

@@ -41,7 +41,7 @@ def test_S1_every_unconsumed_step_holds_a_page() -> None:
     ids = [begun(driver, name, block) for block, name in enumerate("ab")]
     driver.settle()
     driver.start({"c": (0, 1)}, new={"c": (0, (2,))})
-    with pytest.raises(WaitTimeoutError, match=rf"free staging page after 7 s.*{ids}.*staging_de"):
+    with pytest.raises(WaitTimeoutError, match=r"page .staging_depth 2: .* after 7 s; .*\[1, 2\]"):
         driver.save(rows(0, 1))
     driver.cache.materialize(ids[0])
     out = driver.cache.materialize(driver.save(rows(5, 1)))

@@ -41,8 +41,8 @@ def gathers_when_it_plans(patches: pytest.MonkeyPatch) -> None:
 def gathers_when_it_materializes(patches: pytest.MonkeyPatch) -> None:
     arrive = insides.AWAIT_ROWS.original
 
-    def await_rows(self, step, unconsumed):
-        arrive(self, step, unconsumed)
+    def await_rows(self, step):
+        arrive(self, step)
         for gather in step.gathers.values():
             insides.read_pool_now(gather)
             insides.zero_absent_rows(gather)
