@@ -10,12 +10,12 @@
     │   ├── StepStateError (RuntimeError)  a call that the step's state forbids (C4, S2)
     │   │   ├── UnknownStepError (LookupError)
     │   │   └── ReplayOrderError           earlier steps of the owner come first (L3); `.earlier`
-    │   ├── RequestNotInStepError (LookupError)
+    │   ├── RequestNotInStepError (LookupError)   `.req_ids`
     │   ├── HostMemoryLimitError (MemoryError)   `host_memory_limit_bytes`, `hit_buffer_bytes_max`
     │   └── CacheShutDownError (RuntimeError)
     ├── EngineDivergenceError (RuntimeError)     what the engine said contradicts itself or us
-    │   ├── HitSpanError                   an unaligned hit, or one without its blocks (D4)
-    │   ├── UnknownRequestError            a running request that was never new
+    │   ├── HitSpanError                   an unaligned hit, or one without blocks (D4); `.req_id`
+    │   ├── UnknownRequestError            a running request that was never new; `.req_ids`
     │   └── MissingRowsError               hidden rows absent on a hit (D5); `.req_ids`
     ├── DeviceError (RuntimeError)         a copy, fence or pool write failed
     │   ├── CacheFailedError               sticky (W5); `.cause`
@@ -106,6 +106,10 @@ class ReplayOrderError(StepStateError):
 class RequestNotInStepError(UsageError, LookupError):
     """`materialize` was asked for a request that the step did not contain (S2)."""
 
+    def __init__(self, step_id: int, req_ids: Sequence[str]) -> None:
+        super().__init__(f"step {step_id} has no rows of {list(req_ids)}")
+        self.req_ids = tuple(req_ids)
+
 
 class HostMemoryLimitError(UsageError, MemoryError):
     """An allocation would exceed a configured limit (M1, M3); nothing was allocated."""
@@ -122,12 +126,17 @@ class EngineDivergenceError(PrefixCacheError, RuntimeError):
 class HitSpanError(EngineDivergenceError):
     """A hit that is not whole blocks, or lacks the blocks its span needs (D4)."""
 
+    def __init__(self, req_id: str, num_computed_tokens: int, reason: str) -> None:
+        super().__init__(f"request {req_id!r}, hit of {num_computed_tokens} tokens: {reason}")
+        self.req_id = req_id
+
 
 class UnknownRequestError(EngineDivergenceError):
     """A request runs or resumes that was never reported as new, or that has ended."""
 
     def __init__(self, req_ids: Sequence[str], what: str) -> None:
         super().__init__(f"{what}: {list(req_ids)} (not live: never reported as new, or ended)")
+        self.req_ids = tuple(req_ids)
 
 
 class MissingRowsError(EngineDivergenceError):

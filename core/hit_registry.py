@@ -100,7 +100,7 @@ class HitRegistry:
             tokens, i = request.num_computed_tokens, index.get(request.req_id)
             fault = self._fault(request, None if i is None else int(events.first_positions[i]))
             if fault is not None:
-                raise HitSpanError(f"request {request.req_id!r}, hit of {tokens} tokens: {fault}")
+                raise HitSpanError(request.req_id, tokens, fault)
             if i is not None and delivered < tokens:
                 spans.append((i, delivered, tokens))
                 blocks.extend(request.block_ids[: tokens // size])

@@ -152,7 +152,8 @@ def _choose() -> str:
         mend = f"choose one with {ENVIRONMENT_VARIABLE} or by name"
         raise BackendAmbiguous(f"several backends could serve: {', '.join(names)}; {mend}", names)
     reasons = [
-        f"{one.installed.name}: {one.probe.reason if one.automatic else 'only on request, by name'}"
+        f"{one.installed.name}: "
+        + ("only on request, by name" if one.probe.available else one.probe.reason)
         for one in reports
     ]
     nothing = f"nothing is installed under {NAMESPACE}"

@@ -47,7 +47,7 @@ class UnconsumedSteps:
         if req_ids is not None and tuple(req_ids) != step.events.req_ids:
             absent = set(req_ids).difference(step.events.req_ids)
             if absent:
-                raise RequestNotInStepError(f"step {step_id} has no rows of {sorted(absent)}")
+                raise RequestNotInStepError(step_id, sorted(absent))
         if len(step.drafted):
             raise StepStateError(
                 f"step {step_id} has drafts that are not verified yet: materialize it after the "

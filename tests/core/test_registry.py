@@ -193,6 +193,10 @@ def test_when_nothing_is_available_every_reason_is_given(
 ) -> None:
     """The automatic choice says why each candidate was passed over."""
     site.install("shy-plugin", "shy", plugin("shy", "automatic = False"))
+    site.install("torn-plugin", "torn", "raise OSError('no driver')")
     monkeypatch.setattr(CpuRefBackend, "automatic", False)
-    with pytest.raises(BackendUnavailable, match=r"cpu_ref: only on request.*shy: only on request"):
+    only = "only on request"
+    with pytest.raises(
+        BackendUnavailable, match=f"cpu_ref: {only}.*shy: {only}.*torn: OSError: no driver"
+    ):
         load_backend()
