@@ -12,7 +12,7 @@ import math
 from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.errors import CopyAbandonedError
-from slotmirror.core.mover_helpers import MoverHelpers
+from slotmirror.core.mover_helpers import split_gather
 from slotmirror.core.oplog import Operation, OpLog, logger
 from slotmirror.core.runtime import Thread
 
@@ -26,14 +26,14 @@ class Committer:
         self.backend = backend
         self._log = log
         self._config = config
-        self._helpers = MoverHelpers(backend, log.runtime, config.mover_threads)
         self._threaded = config.committer == "threaded"
         self._thread: Thread | None = None
         self._abandon_at = math.inf
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
-        """Read rows of the pool, with the helpers where that pays."""
-        self._helpers.gather(pool, slots, out)
+        """Read rows of the pool, with helper threads where that pays."""
+        threads = self._config.mover_threads
+        split_gather(self.backend, self._log.runtime, threads, pool, slots, out)
 
     def kick(self) -> None:
         """Operations were appended: inline, carry them out here; the thread wakes by itself.
@@ -89,12 +89,10 @@ class Committer:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread of a stopped log to end; True if none runs afterwards."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                return False
-        self._helpers.stop()
-        return True
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _main(self, *, block: bool = True) -> None:
         self._bind()

@@ -17,7 +17,7 @@ from slotmirror.backends.cpu_ref import CpuRefBackend
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.manager import PrefixCacheManager
-from slotmirror.core.mover_helpers import SPLIT_BYTES_MIN, MoverHelpers
+from slotmirror.core.mover_helpers import SPLIT_BYTES_MIN, split_gather
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import ThreadRuntime
 from support.caches import Driver, firsts, rows
@@ -276,13 +276,11 @@ def test_a_failing_helper_fails_the_gather_after_all_parts_have_ended() -> None:
                 raise OSError("torn")
             super().gather_slots(pool, slots, out)
 
-    helpers = MoverHelpers(Failing(), ThreadRuntime(), 2)
     pool = np.zeros(4, dtype="V1024")
     slots = np.zeros(2 * SPLIT_BYTES_MIN // 1024, dtype=np.int64)
     with pytest.raises(OSError, match="torn"):
-        helpers.gather(pool, slots, np.empty(len(slots), dtype="V1024"))
-    assert helpers._unfinished == 0
-    helpers.stop()
+        split_gather(Failing(), ThreadRuntime(), 2, pool, slots, np.empty(len(slots), "V1024"))
+    assert not [t for t in threading.enumerate() if t.name.startswith("slotmirror-mover-helper")]
 
 
 def test_the_thread_runtime_refuses_foreign_locks() -> None:
