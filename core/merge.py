@@ -129,34 +129,37 @@ def merge_outputs(
     """
     events, ends, own_first = step.events, step.ends, step.events.first_positions
     page_offsets = offsets(events.num_tokens, step.order)
-    # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
-    # Nobody else's is: what was saved before, and so delivered, ends where it begins.
-    delivered = np.minimum(step.delivered_before, ends)
-    first = np.maximum(step.hits.spans.first_delivered(events), delivered)
+    first = step.hits.spans.first_delivered(events)
+    if len(step.replays):
+        # A replay gives no position twice: its region is cut at what has been delivered (L2, L3).
+        # Nobody else's is: what was saved before, and so delivered, ends where it begins.
+        first = np.maximum(first, np.minimum(step.delivered_before, ends))
     row_of_0 = step.hits.row_of_position_0(events, page_offsets)
+    starts, stops = first + row_of_0, ends + row_of_0
     rows: dict[str, Mapping[str, torch.Tensor]] = {}
     key_spans: dict[str, Mapping[str, Span]] = {}
     arrival: Fence | None = None
 
-    def add(
-        name: str, whose: RequestIndex, base: torch.Tensor, first: Int64Array, ends: Int64Array
-    ) -> ByRequest[Span]:
+    def sent(base: torch.Tensor) -> torch.Tensor:
         nonlocal arrival
         if device is not None:
             # The last fence is behind all copies.
             base, arrival = device.send(base)
-        rows[name] = rows_by_request(whose, base, first + row_of_0, ends + row_of_0)
-        return spans_by_request(whose, first, ends)
+        return base
 
-    runs = _runs(step, index.which, page_offsets, own_first + row_of_0)
+    runs = _runs(step, index.which, page_offsets, row_of_0)
     for key in step.saved_keys:
-        add(key.name, index, _saved_rows(step, key, runs, buffers), first, ends)
+        base = sent(_saved_rows(step, key, runs, buffers))
+        rows[key.name] = rows_by_request(index, base, starts, stops)
     for name, gather in step.gathers.items():
         if name not in rows:
             found = {events.req_ids[i] for i in step.hits.requests_with(gather.key.index).tolist()}
             only = RequestIndex(events.req_ids, [r for r in index.req_ids if r in found])
-            base = rows_tensor(gather.lease, gather.key.spec)
-            key_spans[name] = add(name, only, base, np.minimum(first, own_first), own_first)
+            base = sent(rows_tensor(gather.lease, gather.key.spec))
+            hit_first = np.minimum(first, own_first)
+            hit_rows = hit_first + row_of_0, own_first + row_of_0
+            rows[name] = rows_by_request(only, base, *hit_rows)
+            key_spans[name] = spans_by_request(only, hit_first, own_first)
     leftovers = leftovers_by_request(index, step.leftovers, page_offsets, events.num_tokens)
     return StageOutputs(
         hidden_states=rows.pop(HIDDEN_KEY, None),
@@ -190,14 +193,15 @@ def _saved_rows(
 
 
 def _runs(
-    step: Step, which: Int64Array | slice, page_offsets: Int64Array, out_offsets: Int64Array
+    step: Step, which: Int64Array | slice, page_offsets: Int64Array, row_of_0: Int64Array
 ) -> list[Run]:
-    """Computed rows of these requests, in stretches; both offsets are (R,)."""
+    """Computed rows of these requests, in stretches; both arrays are (R,)."""
     if isinstance(which, slice) and not len(step.hits):
         return [(0, 0, step.events.total_tokens)]
     indices = np.arange(len(page_offsets))[which]
     indices = indices[np.argsort(page_offsets[indices])]
-    page, out, counts = page_offsets[indices], out_offsets[indices], step.events.num_tokens[indices]
+    page, counts = page_offsets[indices], step.events.num_tokens[indices]
+    out = (step.events.first_positions + row_of_0)[indices]
     is_head = np.ones(len(indices), dtype=np.bool_)
     is_head[1:] = (np.diff(page) != counts[:-1]) | (np.diff(out) != counts[:-1])
     heads = np.flatnonzero(is_head)

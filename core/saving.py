@@ -94,7 +94,9 @@ class StepSaver:
         """The step takes over its page, its rows become present, its write is appended."""
         slots = ordered_slots(step.events, step.order)
         sources = dict(zip(step.saved_keys, staged.sources, strict=False))
-        clones = {key: sources.pop(key) for key in step.saved_keys if key.name in deferred}
+        clones = {}
+        if deferred:
+            clones = {key: sources.pop(key) for key in step.saved_keys if key.name in deferred}
         write = self._plane.write_of(step.step_id, sources, staged.page, slots)
         late = () if self._plane.config.prefetch else step.gathers.values()
         tables = self._tables
