@@ -45,7 +45,7 @@ class DataPlane:
         self._task_lock = runtime.lock("task")
         self.log = OpLog(config, runtime, stats)
         self.committer = Committer(self.log, backend, config)
-        self.ring = StagingRing(config, backend, self.log, runtime, stats)
+        self.ring = StagingRing(config, backend, self.log)
         pinning = backend if config.pin_outputs else None
         self.buffers = OutputBuffers(pinning, config.hit_buffer_bytes_max)
         self.device_outputs = DeviceOutputs(backend)

@@ -21,8 +21,6 @@ from slotmirror.core.copy_target import CopyTarget, own_stream
 from slotmirror.core.errors import CacheShutDownError
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.oplog import Mover, Operation, OpLog, logger
-from slotmirror.core.runtime import Runtime
-from slotmirror.core.stats import CacheStats
 
 
 class StagingPage(CopyTarget):
@@ -77,13 +75,9 @@ class StagingRing:
         config: PrefixCacheConfig,
         backend: DeviceBackend,
         log: OpLog,
-        runtime: Runtime,
-        stats: CacheStats,
     ) -> None:
         self._backend = backend
         self._log = log
-        self._runtime = runtime
-        self._stats = stats
         self._outlasts = backend.capabilities.async_copy
         self.stream = own_stream(backend)
         self.pages = [StagingPage(index, backend) for index in range(config.staging_depth)]
@@ -114,20 +108,18 @@ class StagingRing:
                 for source, target in leftovers.copies_into(arena):
                     tensors.append(source)
                     targets.append(target)
-            owned = [self._backend.owns(tensor) for tensor in tensors]
             sources = tensors
             if self._outlasts or cloned:
-                sources = self._sources(tensors, owned, [key.name in cloned for key in keys])
+                sources = self._sources(tensors, [key.name in cloned for key in keys])
             pairs = []
-            for source, target, on_device in zip(sources, targets, owned, strict=True):
-                if not on_device:
+            for source, target in zip(sources, targets, strict=True):
+                if not self._backend.owns(source):
                     target.copy_(source)
                 elif source.numel():
                     pairs.append((source, target))
-            stream, after = self.stream(), self._backend.current_stream()
             page.issued = bool(pairs)
             if pairs:
-                page.launch(pairs, stream, after)
+                page.launch(pairs, self.stream(), self._backend.current_stream())
         except BaseException as error:
             if not page.may_run:
                 self.let_go(page)
@@ -138,11 +130,13 @@ class StagingRing:
         return StagedRows(page, sources)
 
     def _sources(
-        self, tensors: Sequence[torch.Tensor], owned: Sequence[bool], asked: Sequence[bool]
+        self, tensors: Sequence[torch.Tensor], asked: Sequence[bool]
     ) -> list[torch.Tensor]:
         """What the copies read: clones where asked, and where a copy outlasts this call (D9)."""
         sources = list(tensors)
-        which = [i for i, clone in enumerate(owned if self._outlasts else asked) if clone]
+        if self._outlasts:
+            asked = [self._backend.owns(tensor) for tensor in tensors]
+        which = [i for i, clone in enumerate(asked) if clone]
         clones = self._backend.snapshot([tensors[i] for i in which]) if which else []
         for i, clone in zip(which, clones, strict=True):
             sources[i] = clone
@@ -160,8 +154,8 @@ class StagingRing:
         """
         # Nobody else takes pages: what is there stays there.
         if not self._free:
-            self._stats.page_waits += 1
-            started = self._runtime.monotonic()
+            self._log.stats.page_waits += 1
+            started = self._log.runtime.monotonic()
             try:
                 self._log.wait_until(
                     lambda: bool(self._free) or self._refuses,
@@ -169,7 +163,7 @@ class StagingRing:
                     "unconsumed steps, or raise it)",
                 )
             finally:
-                self._stats.page_wait_s += self._runtime.monotonic() - started
+                self._log.stats.page_wait_s += self._log.runtime.monotonic() - started
         with self._log.lock:
             if self._refuses:
                 raise CacheShutDownError("this cache was shut down; make a new manager")

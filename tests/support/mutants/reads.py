@@ -11,8 +11,8 @@ from support.mutants.mutant import Mutant
 def saves_the_models_own_buffers(patches: pytest.MonkeyPatch) -> None:
     sources = insides.SOURCES_OF_COPIES.original
 
-    def deferred_only(self, tensors, owned, asked):
-        clones = sources(self, tensors, owned, asked)
+    def deferred_only(self, tensors, asked):
+        clones = sources(self, tensors, asked)
         deferred = [*asked, *[False] * (len(tensors) - len(asked))]
         return [clones[i] if deferred[i] else tensors[i] for i in range(len(tensors))]
 
