@@ -3,7 +3,7 @@
 Touching fresh memory for the first time costs several times the copy into it, so an output's
 memory is handed out again once the last tensor on it has died. Nobody has to give it back:
 each lease is an array whose death returns the memory. That happens in a finaliser, on any
-thread, at any moment, so it takes no lock: it appends to a deque, which is atomic.
+thread, at any moment, so it takes no lock: one change of a deque or a dictionary, which is atomic.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class OutputBuffers:
     ) -> None:
         self._backend = backend
         self._hit_bytes_max = hit_bytes_max
-        self._hit_bytes = 0
-        self._hit_deaths: deque[int] = deque()
-        self.hit_bytes_high = 0
+        self._hit_bytes: dict[int, int] = {}
         self._free: dict[int, deque[Lease]] = {}
         self._closed = False
 
@@ -65,16 +63,14 @@ class OutputBuffers:
         if recycled:
             weakref.finalize(lease, self._take_back, size, memory).atexit = False
         if for_hits:
-            weakref.finalize(lease, self._hit_deaths.append, num_bytes).atexit = False
-            self._hit_bytes += num_bytes
-            self.hit_bytes_high = max(self.hit_bytes_high, self._hit_bytes)
+            # Its number is free for another lease only after the finaliser has run.
+            self._hit_bytes[id(lease)] = num_bytes
+            weakref.finalize(lease, self._hit_bytes.pop, id(lease)).atexit = False
         return lease
 
     def check_hits(self, num_bytes: int) -> None:
         """Raise `HostMemoryLimitError` if `num_bytes` more for hits would exceed the limit."""
-        while self._hit_deaths:
-            self._hit_bytes -= self._hit_deaths.popleft()
-        alive, limit = self._hit_bytes, self._hit_bytes_max
+        alive, limit = self.hit_bytes_alive, self._hit_bytes_max
         if limit is not None and alive + num_bytes > limit:
             raise HostMemoryLimitError(
                 f"this step's hits need {num_bytes:,} B of output memory, {alive:,} B are alive, "
@@ -85,7 +81,7 @@ class OutputBuffers:
     @property
     def hit_bytes_alive(self) -> int:
         """Bytes of hit outputs whose tensors, or gathers, still exist."""
-        return self._hit_bytes - sum(self._hit_deaths.copy())
+        return sum(list(self._hit_bytes.values()))
 
     def _recycled(self, size: int) -> Lease:
         kept = max(1, min(_KEPT_PER_SIZE, _KEPT_BYTES_PER_SIZE // size))

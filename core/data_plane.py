@@ -51,7 +51,7 @@ class DataPlane:
         self.device_outputs = DeviceOutputs(backend)
         self.direct_target = CopyTarget("the pool", backend)
         self.bounces = BounceBuffers(config, backend)
-        self.budget = DeviceBudget(self.log, config.device_staging_bytes_max, stats)
+        self.budget = DeviceBudget(self.log, config.device_staging_bytes_max)
 
     def gathers_of(
         self, events: StepEvents, hits: Hits, keys: Iterable[OpenKey]
@@ -76,7 +76,8 @@ class DataPlane:
             absent = hits.out_rows[~hits.present[:, key.index]]
             count = len(hits) - len(absent)
             gathers[key.name] = GatherTask(whose, key, slots, absent, count, lease, self.stats)
-        self.stats.hit_buffer_bytes_high = self.buffers.hit_bytes_high
+        alive = self.buffers.hit_bytes_alive
+        self.stats.hit_buffer_bytes_high = max(self.stats.hit_buffer_bytes_high, alive)
         return gathers
 
     def write_of(

@@ -96,10 +96,10 @@ class DeferredRows:
 class DeviceBudget:
     """Device bytes of deferred clones, from their reservation until their write is over (W4)."""
 
-    def __init__(self, log: OpLog, bytes_max: int, stats: CacheStats) -> None:
+    def __init__(self, log: OpLog, bytes_max: int) -> None:
         self._log = log
+        self._stats = log.stats
         self._bytes_max = bytes_max
-        self._stats = stats
         self.bytes_reserved = 0
 
     def reserve(self, num_bytes: int) -> None:

@@ -50,30 +50,27 @@ class TaskProgress:
 
     `advance` takes the task lock, so that of two threads that claim `COPYING` exactly one
     succeeds (T6); the lock is held for the move alone (T5).
+
+    state  the present one; may be out of date as soon as it is read
     """
 
-    __slots__ = ("_lock", "_name", "_state")
+    __slots__ = ("_lock", "_name", "state")
 
     def __init__(self, name: str, lock: Lock) -> None:
         self._name = name
         self._lock = lock
-        self._state = TaskState.PENDING
-
-    @property
-    def state(self) -> TaskState:
-        """The present state; may be out of date as soon as it is read."""
-        return self._state
+        self.state = TaskState.PENDING
 
     def advance(self, target: TaskState) -> None:
         """Move to `target`; raises `IllegalTransitionError` and changes nothing otherwise."""
         with self._lock:
-            if target not in TRANSITIONS[self._state]:
-                move = f"{self._state.name} to {target.name}"
+            if target not in TRANSITIONS[self.state]:
+                move = f"{self.state.name} to {target.name}"
                 raise IllegalTransitionError(f"{self._name}: no move from {move}")
-            self._state = target
+            self.state = target
 
     def fail(self) -> None:
         """Move to `FAILED` unless the state is terminal already."""
         with self._lock:
-            if self._state not in TERMINAL:
-                self._state = TaskState.FAILED
+            if self.state not in TERMINAL:
+                self.state = TaskState.FAILED
