@@ -8,13 +8,18 @@ needs no page (T3).
 from __future__ import annotations
 
 import math
+from functools import partial
+
+import numpy as np
 
 from slotmirror.core.backend import DeviceBackend, Fence, HostRows, SlotIndex
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.errors import CopyAbandonedError
-from slotmirror.core.mover_helpers import split_gather
+from slotmirror.core.errors import CopyAbandonedError, without_tracebacks
 from slotmirror.core.oplog import Operation, OpLog, logger
 from slotmirror.core.runtime import Thread
+
+SPLIT_BYTES_MIN = 8 << 20
+"""Bytes of a part of a split gather: what is smaller is done before a helper has started."""
 
 _POLL_S = 0.25
 
@@ -31,9 +36,38 @@ class Committer:
         self._abandon_at = math.inf
 
     def gather(self, pool: HostRows, slots: SlotIndex, out: HostRows) -> None:
-        """Read rows of the pool, with helper threads where that pays."""
+        """`backend.gather_slots`, split by rows among up to `mover_threads` threads if it is large.
+
+        This thread is one of them, and goes on when all parts are done: the log's order stays.
+        Raises the first failure of a part, once nobody writes to `out` any more. Writes are not
+        split, since of two rows for one slot the later must stay (H4).
+        """
         threads = self._config.mover_threads
-        split_gather(self.backend, self._log.runtime, threads, pool, slots, out)
+        parts = min(threads, len(slots) * out.itemsize // SPLIT_BYTES_MIN)
+        if parts < 2:
+            self.backend.gather_slots(pool, slots, out)
+            return
+        failures: list[BaseException] = []
+
+        def gather_part(slots: SlotIndex, out: HostRows) -> None:
+            try:
+                self.backend.bind_thread(self.backend.device)
+                self.backend.gather_slots(pool, slots, out)
+            except BaseException as error:
+                failures.append(without_tracebacks(error))
+
+        own, *others = zip(np.array_split(slots, parts), np.array_split(out, parts), strict=True)
+        helpers: list[Thread] = []
+        try:
+            for number, piece in enumerate(others):
+                name = f"slotmirror-mover-helper-{number}"
+                helpers.append(self._log.runtime.start_thread(name, partial(gather_part, *piece)))
+            gather_part(*own)
+        finally:
+            for helper in helpers:
+                helper.join()
+        if failures:
+            raise failures[0]
 
     def kick(self) -> None:
         """Operations were appended: inline, carry them out here; the thread wakes by itself.

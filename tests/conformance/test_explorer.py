@@ -18,7 +18,7 @@ from slotmirror.conformance.explorer.search import ExploreReport, explore, quiet
 from slotmirror.conformance.simulated import FaultKind
 from slotmirror.conformance.traces.generate import TraceOptions, draw_trace
 from slotmirror.conformance.traces.scenarios import scenarios
-from slotmirror.core import mover_helpers
+from slotmirror.core import committer
 from slotmirror.core.errors import CacheFailedError, WaitTimeoutError
 from support.mutants import insides
 
@@ -198,7 +198,7 @@ def test_gathers_that_are_split_among_helpers_are_as_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`mover_threads`: helpers are actors too; every gather is split that has two rows."""
-    monkeypatch.setattr(mover_helpers, "SPLIT_BYTES_MIN", 8)
+    monkeypatch.setattr(committer, "SPLIT_BYTES_MIN", 8)
     rows = 0
     with quiet_runs():
         for seed in range(150):

@@ -14,12 +14,14 @@ import torch
 
 from slotmirror.adapters.block_tables import BlockTables
 from slotmirror.backends.cpu_ref import CpuRefBackend
+from slotmirror.core.committer import SPLIT_BYTES_MIN, Committer
 from slotmirror.core.config import PrefixCacheConfig
 from slotmirror.core.events import AdmittedRequest, StepEvents
 from slotmirror.core.manager import PrefixCacheManager
-from slotmirror.core.mover_helpers import SPLIT_BYTES_MIN, split_gather
+from slotmirror.core.oplog import OpLog
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import ThreadRuntime
+from slotmirror.core.stats import CacheStats
 from support.caches import Driver, firsts, rows
 from support.driven_runtime import DrivenRuntime, LockCheckedBackend
 
@@ -278,8 +280,10 @@ def test_a_failing_helper_fails_the_gather_after_all_parts_have_ended() -> None:
 
     pool = np.zeros(4, dtype="V1024")
     slots = np.zeros(2 * SPLIT_BYTES_MIN // 1024, dtype=np.int64)
+    config = PrefixCacheConfig(num_blocks=1, block_size=1, mover_threads=2)
+    mover = Committer(OpLog(config, ThreadRuntime(), CacheStats()), Failing(), config)
     with pytest.raises(OSError, match="torn"):
-        split_gather(Failing(), ThreadRuntime(), 2, pool, slots, np.empty(len(slots), "V1024"))
+        mover.gather(pool, slots, np.empty(len(slots), "V1024"))
     assert not [t for t in threading.enumerate() if t.name.startswith("slotmirror-mover-helper")]
 
 
