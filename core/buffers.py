@@ -127,5 +127,5 @@ def _size_class(num_bytes: int) -> int:
     """`num_bytes` rounded up to an eighth of its power of two, so that sizes meet again."""
     if num_bytes < _RECYCLED_BYTES_MIN:
         return max(num_bytes, 1)
-    step = 1 << max(num_bytes.bit_length() - 4, 0)
+    step = 1 << (num_bytes.bit_length() - 4)
     return -(-num_bytes // step) * step

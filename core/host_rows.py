@@ -24,10 +24,7 @@ def allocate_host(
 def as_host_rows(tensor: torch.Tensor) -> HostRows:
     """A view of a contiguous host tensor, shape `(rows, …)`, as opaque rows; nothing is copied.
 
-    The view keeps the tensor's memory alive. Raises `ValueError` for a tensor without row bytes.
+    There is at least one row, with bytes in it. The view keeps the tensor's memory alive.
     """
-    row_bytes = tensor[0].numel() * tensor.itemsize if tensor.shape[0] else 0
-    if row_bytes == 0:
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no row bytes")
     flat = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return flat.view(np.dtype((np.void, row_bytes)))
+    return flat.view(np.dtype((np.void, tensor[0].nbytes)))

@@ -10,6 +10,7 @@ call (T4, T5). The engine thread waits for a staging page and for nothing else (
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -208,7 +209,7 @@ class PrefixCacheManager:
         """Counters by name (O1), the log's length and age, and pool bytes per key."""
         length, age_s = self._log.length_and_age_s()
         return {
-            **self._stats.snapshot(),
+            **asdict(self._stats),
             "log_length": length,
             "log_age_s": age_s,
             "pages_held": self._plane.ring.pages_held,

@@ -101,8 +101,6 @@ class OpLog:
         the mover costs the engine's thread more than the rest of the call: it is not woken for
         what nobody waits for yet, until more than `_BACKLOG_MAX` operations are queued.
         """
-        if not operations:
-            return
         with self.lock:
             stats, queue = self.stats, self._queue
             if not queue and self._head is None:

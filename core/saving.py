@@ -19,7 +19,7 @@ from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.oplog import Operation
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.split import split_outputs
-from slotmirror.core.staging import StagedRows
+from slotmirror.core.staging import StagingPage
 from slotmirror.core.step import Step
 from slotmirror.core.tables import Tables
 
@@ -54,13 +54,13 @@ class StepSaver:
         deferred = frozenset(n for n in names if n in rows and backend.owns(rows[n]))
         reserved = self._reserve(rows, deferred) if deferred else 0
         try:
-            staged = self._plane.ring.stage(
+            page, sources = self._plane.ring.stage(
                 step.saved_keys, tuple(rows.values()), deferred, pack, counts[0]
             )
             try:
-                self._commit(step, pack, deferred, staged, reserved)
+                self._commit(step, pack, deferred, page, sources, reserved)
             except BaseException:
-                self._plane.ring.give_up(staged.page, "a save that was given up")
+                self._plane.ring.give_up(page, "a save that was given up")
                 raise
         except BaseException:
             self._plane.budget.release(reserved)
@@ -88,23 +88,24 @@ class StepSaver:
         step: Step,
         pack: LeftoverPack | None,
         deferred: frozenset[str],
-        staged: StagedRows,
+        page: StagingPage,
+        sources: Sequence[torch.Tensor],
         reserved: int,
     ) -> None:
         """The step takes over its page, its rows become present, its write is appended."""
         slots = ordered_slots(step.events, step.order)
-        sources = dict(zip(step.saved_keys, staged.sources, strict=False))
+        by_key = dict(zip(step.saved_keys, sources, strict=False))
         clones = {}
         if deferred:
-            clones = {key: sources.pop(key) for key in step.saved_keys if key.name in deferred}
-        write = self._plane.write_of(step.step_id, sources, staged.page, slots)
+            clones = {key: by_key.pop(key) for key in step.saved_keys if key.name in deferred}
+        write = self._plane.write_of(step.step_id, by_key, page, slots)
         late = () if self._plane.config.prefetch else step.gathers.values()
         tables = self._tables
         with tables.lock:
             tables.check_open()
-            step.page, step.leftovers = staged.page, pack
+            step.page, step.leftovers = page, pack
             # The step's hold is the save's; nobody else knows of the page before the append.
-            staged.page.holds += len(write)
+            page.holds += len(write)
             tables.registry.note_saved(step.owners, step.ends, step.replays)
             step.delivered_before = tables.registry.delivered_ends(step.owners)
             closed: list[Operation] = []

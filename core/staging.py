@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -57,13 +56,6 @@ class ReleaseTask(Operation):
         return f"release {self.page.name} of {self.whose}"
 
 
-class StagedRows(NamedTuple):
-    """A step's rows on their way to a claimed page; `sources[i]` is what key i's copy reads."""
-
-    page: StagingPage
-    sources: Sequence[torch.Tensor]
-
-
 class StagingRing:
     """All pages, and the way of a step's rows onto one. Takes the log lock itself.
 
@@ -91,8 +83,10 @@ class StagingRing:
         cloned: frozenset[str],
         leftovers: LeftoverPack | None,
         num_rows: int,
-    ) -> StagedRows:
+    ) -> tuple[StagingPage, list[torch.Tensor]]:
         """Claim a page, and launch one copy of these rows and leftovers into it, with one fence.
+
+        Returns the page, and what the copies read: `sources[i]` for key i, then for leftovers.
 
         `rows` has one tensor per key; `cloned` names device tensors that must be cloned in any
         case; `num_rows` fit a page. May wait for one, bounded (W6, S1). Raises whatever the
@@ -127,7 +121,7 @@ class StagingRing:
             self._log.poison(error, "launching a device→host copy")
             self.give_up(page, "a failed save")
             self._log.raise_if_failed()
-        return StagedRows(page, sources)
+        return page, sources
 
     def _sources(
         self, tensors: Sequence[torch.Tensor], asked: Sequence[bool]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class CacheStats:
     """What a cache has done since it was made.
 
-    Each counter is written by one thread, or under the manager or log lock; `snapshot` reads
-    them without a lock, so counters of one snapshot may be a step apart.
+    Each counter is written by one thread, or under the manager or log lock; they are read without
+    a lock, so those of one reading may be a step apart.
     """
 
     steps_started: int = 0
@@ -42,7 +42,3 @@ class CacheStats:
     deferred_rows_dead: int = 0
     failures: int = 0
     batches_closed: dict[str, int] = field(default_factory=dict)
-
-    def snapshot(self) -> dict[str, object]:
-        """All counters by name, as plain values."""
-        return asdict(self)
