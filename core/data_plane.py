@@ -95,8 +95,11 @@ class DataPlane:
         direct = None
         if self.config.direct_capture_rows_min is not None:
             direct = self._direct_capture(sources, slots)
+        targets = (page,) if direct is None else (direct.target, page)
         keys, let_go = tuple(sources), self.ring.let_go
-        return [WriteTask(progress, self.stats, step_id, keys, slots, page, let_go, direct)]
+        return [
+            WriteTask(progress, targets, self.stats, step_id, keys, slots, page, let_go, direct)
+        ]
 
     def _direct_capture(
         self, sources: Mapping[OpenKey, torch.Tensor], slots: Int64Array
@@ -117,7 +120,8 @@ class DataPlane:
         # Every clone was read by a copy on the page stream, so what that stream has done, the
         # clone's own work included, is done.
         after, release = self.ring.stream(), self.budget.release
-        return DeferredWriteTask(progress, self.stats, batch, self.bounces, after, release)
+        both = self.bounces.both
+        return DeferredWriteTask(progress, both, self.stats, batch, self.bounces, after, release)
 
     def await_rows(self, step: Step) -> None:
         """Wait, bounded, until the step's copy and reads are over; any thread, no locks (T2).

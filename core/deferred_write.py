@@ -6,7 +6,7 @@ copy into the other runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeAlias
@@ -78,13 +78,10 @@ class DeferredWriteTask(PoolWrite):
         steps = len(self.batch.slots)
         self._summary = f"write deferred batch of {steps} steps: {', '.join(counts)}"
 
-    def targets(self) -> Sequence[CopyTarget]:
-        return self.bounces.both
-
     def move(self, mover: Mover) -> None:
         """Copy chunk i + 1 while chunk i is scattered."""
         waiting: Landing | None = None
-        for bounce, chunk in zip(cycle(self.bounces.both), self._chunks(), strict=False):
+        for bounce, chunk in zip(cycle(self.targets), self._chunks(), strict=False):
             launched = self._launch(bounce, *chunk)
             if waiting is not None:
                 self._scatter(mover, *waiting)
@@ -133,7 +130,7 @@ class DeferredWriteTask(PoolWrite):
         self.stats.bytes_written += rows.nbytes
 
     def let_go(self) -> None:
-        if not any(bounce.may_run for bounce in self.bounces.both):
+        if not any(bounce.may_run for bounce in self.targets):
             self.batch.clones.clear()
             self.release_bytes(self.batch.num_bytes)
 

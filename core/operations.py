@@ -26,14 +26,15 @@ from slotmirror.core.write_task import TaskProgress, TaskState
 
 @dataclass(eq=False)
 class PoolWrite(Operation):
-    """Rows go from where device copies land to their slots; `progress` says how far it has come."""
+    """Rows go from where device copies land to their slots.
+
+    progress  how far it has come
+    targets   where its copies land
+    """
 
     progress: TaskProgress
+    targets: Sequence[CopyTarget]
     stats: CacheStats
-
-    @abstractmethod
-    def targets(self) -> Sequence[CopyTarget]:
-        """Where its copies land."""
 
     @abstractmethod
     def move(self, mover: Mover) -> None:
@@ -51,7 +52,7 @@ class PoolWrite(Operation):
     def drop(self, mover: Mover) -> None:
         """Move nothing more; wait for copies that may still run, so that memory can be let go."""
         self.progress.fail()
-        for target in self.targets():
+        for target in self.targets:
             try:
                 target.arrive(mover)
             except Exception as error:
@@ -79,9 +80,6 @@ class WriteTask(PoolWrite):
     page: StagingPage
     drop_hold: Callable[[StagingPage], None]
     direct: DirectCapture | None
-
-    def targets(self) -> Sequence[CopyTarget]:
-        return [self.page] if self.direct is None else [self.direct.target, self.page]
 
     def move(self, mover: Mover) -> None:
         direct = self.direct

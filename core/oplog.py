@@ -83,7 +83,6 @@ class OpLog:
         self._work = runtime.condition(self.lock)
         self._queue: deque[Operation] = deque()
         self._recent: deque[str] = deque(maxlen=64)
-        self._completed = 0
         self._progress_at = runtime.monotonic()
         self._head: Operation | None = None
         self.head_at_fence = False
@@ -112,8 +111,6 @@ class OpLog:
                 operation.seq = stats.operations_appended
                 urgent = urgent or operation.urgent
                 self._recent.append(f"{operation.seq} {operation.describe()}")
-            if len(queue) > stats.log_length_max:
-                stats.log_length_max = len(queue)
             if urgent:
                 self._work.notify_all()
 
@@ -137,10 +134,9 @@ class OpLog:
         """The head operation is over; wakes waiters."""
         with self.changed:
             self._head = None
-            self._completed += 1
             self._progress_at = self.runtime.monotonic()
+            self.stats.operations_completed += 1
             self.stats.operations_dropped += dropped
-            self.stats.operations_completed += not dropped
             self.changed.notify_all()
 
     def poison(self, cause: BaseException, where: str) -> None:
@@ -170,11 +166,11 @@ class OpLog:
 
     def is_completed(self, seq: int) -> Callable[[], bool]:
         """A condition for `wait_until`: operations up to `seq` are over."""
-        return lambda: self._completed >= seq
+        return lambda: self.stats.operations_completed >= seq
 
     def is_drained(self) -> bool:
         """A condition for `wait_until`: nothing is queued or being carried out."""
-        return self._completed == self.stats.operations_appended
+        return self.stats.operations_completed == self.stats.operations_appended
 
     def wait_until(
         self,
@@ -212,8 +208,9 @@ class OpLog:
     def report(self) -> str:
         """What the head operation is and does, and the unconsumed step ids, for errors (W6)."""
         with self.changed:
-            head, position = self._head, f"{self._completed} of {self.stats.operations_appended}"
-        position += f" operations completed; unconsumed step ids {self.unconsumed()}"
+            head, stats = self._head, self.stats
+            position = f"{stats.operations_completed} of {stats.operations_appended} operations"
+        position += f" completed; unconsumed step ids {self.unconsumed()}"
         if head is None:
             return f"the log is idle, {position}"
         doing = "waiting for the device" if self.head_at_fence else "moving rows"
@@ -236,5 +233,5 @@ class OpLog:
     def length_and_age_s(self) -> tuple[int, float]:
         """Operations not yet completed, and seconds since the last progress while there are any."""
         with self.changed:
-            length = self.stats.operations_appended - self._completed
+            length = self.stats.operations_appended - self.stats.operations_completed
             return length, self.runtime.monotonic() - self._progress_at if length else 0.0

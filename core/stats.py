@@ -10,7 +10,7 @@ class CacheStats:
     """What a cache has done since it was made.
 
     Each counter is written by one thread, or under the manager or log lock; they are read without
-    a lock, so those of one reading may be a step apart.
+    a lock, so those of one reading may be a step apart. Completed operations include dropped ones.
     """
 
     steps_started: int = 0
@@ -31,7 +31,6 @@ class CacheStats:
     operations_appended: int = 0
     operations_completed: int = 0
     operations_dropped: int = 0
-    log_length_max: int = 0
     page_waits: int = 0
     page_wait_s: float = 0.0
     fence_waits: int = 0
