@@ -45,7 +45,6 @@ class OutputBuffers:
         self._hit_bytes_max = hit_bytes_max
         self._hit_bytes: dict[int, int] = {}
         self._free: dict[int, deque[Lease]] = {}
-        self._closed = False
 
     def lease(self, num_bytes: int, *, for_hits: bool = False) -> Lease:
         """At least `num_bytes` of uninitialised memory, cut to `num_bytes`.
@@ -54,14 +53,14 @@ class OutputBuffers:
         gone. Small buffers are not recycled: the allocator does that well enough.
         """
         size = _size_class(num_bytes)
-        recycled = size >= _RECYCLED_BYTES_MIN
-        memory = self._recycled(size) if recycled else np.empty(size, dtype=np.uint8)
+        free = self._free_of(size) if size >= _RECYCLED_BYTES_MIN else None
+        memory = np.empty(size, np.uint8) if free is None else self._recycled(free, size)
         # A view's base collapses to the array that owns the memory, unless a foreign object
         # stands between: through the memoryview every view holds the lease itself.
         foreign = memoryview(memory)  # type: ignore[arg-type]  # arrays are buffers since 3.12's typing
         lease: Lease = np.frombuffer(foreign, dtype=np.uint8, count=num_bytes)
-        if recycled:
-            weakref.finalize(lease, self._take_back, size, memory).atexit = False
+        if free is not None:
+            weakref.finalize(lease, free.append, memory).atexit = False
         if for_hits:
             # Its number is free for another lease only after the finaliser has run.
             self._hit_bytes[id(lease)] = num_bytes
@@ -83,10 +82,13 @@ class OutputBuffers:
         """Bytes of hit outputs whose tensors, or gathers, still exist."""
         return sum(list(self._hit_bytes.values()))
 
-    def _recycled(self, size: int) -> Lease:
+    def _free_of(self, size: int) -> deque[Lease]:
         kept = max(1, min(_KEPT_PER_SIZE, _KEPT_BYTES_PER_SIZE // size))
+        return self._free.setdefault(size, deque(maxlen=kept))
+
+    def _recycled(self, free: deque[Lease], size: int) -> Lease:
         try:
-            return self._free.setdefault(size, deque(maxlen=kept)).pop()
+            return free.pop()
         except IndexError:
             pass
         if self._backend is None:
@@ -96,20 +98,14 @@ class OutputBuffers:
         memory: Lease = buffer.tensor.numpy()
         return memory
 
-    def _take_back(self, size: int, memory: Lease) -> None:
-        if not self._closed:
-            self._free[size].append(memory)
-
     @property
     def idle_bytes(self) -> int:
         """Bytes that wait to be handed out again."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def close(self) -> None:
-        """Forget idle memory, and what comes back later."""
-        self._closed = True
-        for free in list(self._free.values()):
-            free.clear()
+        """Forget idle memory, and with its deque what is still out and comes back later."""
+        self._free.clear()
 
 
 def rows_tensor(lease: Lease, spec: KeySpec) -> torch.Tensor:

@@ -79,14 +79,13 @@ class DeferredRows:
         batch.num_bytes += sum(clone.nbytes for clone in clones.values())
 
     def close(self, reason: str) -> DeferredBatch:
-        """Take the batch; the next one starts empty. `reason` is counted."""
+        """Take the batch, which is not empty; the next one starts empty. `reason` is counted."""
         batch, self._batch = self._batch, DeferredBatch()
         alive = [
             np.where(self._open_step[slots] == place, slots, _NOT_OPEN)
             for place, slots in enumerate(batch.slots)
         ]
-        for slots in batch.slots:
-            self._open_step[slots] = _NOT_OPEN
+        self._open_step[np.concatenate(batch.slots)] = _NOT_OPEN
         batch.slots = alive
         closed = self._stats.batches_closed
         closed[reason] = closed.get(reason, 0) + 1

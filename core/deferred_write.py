@@ -80,16 +80,16 @@ class DeferredWriteTask(PoolWrite):
 
     def move(self, mover: Mover) -> None:
         """Copy chunk i + 1 while chunk i is scattered."""
-        waiting: Landing | None = None
-        for bounce, chunk in zip(cycle(self.targets), self._chunks(), strict=False):
-            launched = self._launch(bounce, *chunk)
-            if waiting is not None:
-                self._scatter(mover, *waiting)
-            waiting = launched
-        # A batch that is closed has rows, so there was a chunk.
+        landings = map(self._launch, cycle(self.targets), self._chunks())
+        # A batch that is closed has rows, so there is a chunk.
+        last = next(landings)
+        for launched in landings:
+            self._scatter(mover, *last)
+            last = launched
+        bounce, *_ = last
         bounce.arrive(mover)
         self.progress.advance(TaskState.HOST_READY)
-        self._scatter(mover, *launched)
+        self._scatter(mover, *last)
 
     def _chunks(self) -> Iterator[Chunk]:
         """The batch in pieces that fit a bounce buffer, small clones put together."""
@@ -106,14 +106,12 @@ class DeferredWriteTask(PoolWrite):
                 end += len(piece)
             yield key, slots[first:end], sources
 
-    def _launch(
-        self, bounce: CopyTarget, key: OpenKey, slots: Int64Array, sources: list[torch.Tensor]
-    ) -> Landing:
+    def _launch(self, bounce: CopyTarget, chunk: Chunk) -> Landing:
+        key, slots, sources = chunk
         flat = bounce.scratch(len(slots) * key.spec.row_bytes).view(key.spec.dtype)
         rows = flat.view(-1, *key.spec.trailing_shape)
         targets = torch.split(rows, [len(source) for source in sources])
-        pairs = list(zip(sources, targets, strict=True))
-        bounce.launch(pairs, self.bounces.stream(), self.after)
+        bounce.launch(list(zip(sources, targets, strict=True)), self.bounces.stream(), self.after)
         return bounce, key, slots, as_host_rows(rows)
 
     def _scatter(
