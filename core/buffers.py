@@ -110,8 +110,7 @@ class OutputBuffers:
 
 def rows_tensor(lease: Lease, spec: KeySpec) -> torch.Tensor:
     """The lease as a tensor `(rows, *trailing_shape)` of the key's dtype; keeps it alive."""
-    flat = torch.from_numpy(lease).view(spec.dtype)
-    return flat.view(-1, *spec.trailing_shape)
+    return torch.from_numpy(lease).view(spec.dtype).view(-1, *spec.trailing_shape)
 
 
 def rows_view(lease: Lease, spec: KeySpec) -> HostRows:

@@ -86,8 +86,7 @@ class DeferredWriteTask(PoolWrite):
         for launched in landings:
             self._scatter(mover, *last)
             last = launched
-        bounce, *_ = last
-        bounce.arrive(mover)
+        last[0].arrive(mover)
         self.progress.advance(TaskState.HOST_READY)
         self._scatter(mover, *last)
 

@@ -130,8 +130,7 @@ class GatherTask(Operation):
         out = rows_view(self.lease, self.key.spec)[: len(self.slots)]
         try:
             mover.gather(self.key.rows, self.slots, out)
-            if len(self.zero_rows):
-                out[self.zero_rows] = np.zeros((), out.dtype)
+            out[self.zero_rows] = np.zeros((), out.dtype)
             self.stats.rows_gathered += self.num_rows
             self.stats.bytes_gathered += self.num_rows * self.key.spec.row_bytes
         except Exception as error:
