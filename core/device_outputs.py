@@ -7,6 +7,8 @@ page-locked, and the copy asynchronous.
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 
 from slotmirror.core.backend import DeviceBackend, Fence
@@ -15,15 +17,13 @@ from slotmirror.core.oplog import logger
 
 
 class DeviceOutputs:
-    """Copies of outputs on their way to the device. Any thread; no lock: a dict is atomic.
-
-    Each has a fence of its own, under which its source is kept.
-    """
+    """Copies of outputs on their way to the device. Any thread; no lock: a dict is atomic."""
 
     def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
         self._stream = own_stream(backend)
-        self._running: dict[Fence, torch.Tensor] = {}
+        self._numbers = count()
+        self._running: dict[int, tuple[Fence, torch.Tensor]] = {}
 
     def send(self, rows: torch.Tensor) -> tuple[torch.Tensor, Fence]:
         """A device copy of these host rows and the fence behind it.
@@ -32,7 +32,7 @@ class DeviceOutputs:
         """
         self.forget_finished()
         copy, fence = self._backend.copy_to_device(rows, self._stream())
-        self._running[fence] = rows
+        self._running[next(self._numbers)] = fence, rows
         return copy, fence
 
     def forget_finished(self, timeout_s: float = 0.0) -> bool:
@@ -42,11 +42,12 @@ class DeviceOutputs:
         failed has ended too, as its receiver learns from the fence. Two threads may look at the
         same one: it is taken out once.
         """
-        for fence in list(self._running):
+        for number in list(self._running):
+            entry = self._running.get(number)
             try:
-                if not fence.wait(timeout_s):
+                if entry is not None and not entry[0].wait(timeout_s):
                     return False
             except Exception as error:
                 logger.error("a copy of outputs to the device failed: %s", error)
-            self._running.pop(fence, None)
+            self._running.pop(number, None)
         return True
