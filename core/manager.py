@@ -16,15 +16,14 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
-from slotmirror.core.errors import StepStateError
+from slotmirror.core.errors import MissingRowsError, StepStateError
 from slotmirror.core.events import StepEvents
 from slotmirror.core.hits import NO_HITS, Hits
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.layout import check_shape, check_slots
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
-from slotmirror.core.merge import StageOutputs
+from slotmirror.core.merge import RequestIndex, StageOutputs, merge_outputs
 from slotmirror.core.open_keys import OpenKeys
 from slotmirror.core.operations import GatherTask
 from slotmirror.core.policy import ModelCachePolicy
@@ -57,7 +56,6 @@ class PrefixCacheManager:
         self._log.unconsumed = self._tables.steps.ids
         self._keys = OpenKeys(self._tables, self._plane)
         self._saver = StepSaver(self._tables, self._plane, self._keys)
-        self._consumers = StepConsumers(self._tables, self._plane)
         self._policy: ModelCachePolicy | None = None
 
     # -- set-up -----------------------------------------------------------------------------
@@ -94,10 +92,9 @@ class PrefixCacheManager:
             accepted = tables.accepted_ends(events)
             spans = tables.registry.plan(events)
             check_slots(events, self.config)
-            rows = None
-            if len(spans.slots):
-                rows = tables.slots.plan_hits(events.slots, spans.slots)
-        hits = NO_HITS if rows is None else Hits(events, spans, *rows)
+            found = len(spans.slots) > 0
+            rows = tables.slots.plan_hits(events.slots, spans.slots) if found else None
+        hits = Hits(events, spans, *rows) if rows else NO_HITS
         gathers: dict[str, GatherTask] = {}
         if hits is not NO_HITS:
             # Outputs that have reached the device are not alive any more (M3).
@@ -150,14 +147,27 @@ class PrefixCacheManager:
         bounded (S1). Until it returns nothing has changed: the step stays open and the save may
         be repeated, for instance without the key that it refused (C3).
         """
-        policy = self._check_ready()
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
-        step = self._begin_save()
+        tables = self._tables
+        with tables.lock:
+            policy, step = self._check_ready(), tables.open_step
+            if step is None:
+                raise StepStateError(
+                    "save_outputs without an open step: call new_step_starts first, once per step; "
+                    "warm-up, profiling and graph-capture runs must not be saved"
+                )
+            # A shutdown waits from now on until this save is over, however it ends.
+            tables.engine_busy = True
         try:
             counts = (num_tokens_unpadded, padded)
             self._saver.save(policy, step, hidden, mm_outputs, counts, req_ids)
         finally:
-            self._end_save()
+            with tables.lock:
+                tables.engine_busy = False
+                if tables.closed:
+                    tables.abandon_open_step()
+            if tables.closed:
+                self._log.wake()
             self._plane.committer.kick()
         self._stats.steps_saved += 1
         self._stats.tokens_saved += num_tokens_unpadded
@@ -169,9 +179,9 @@ class PrefixCacheManager:
         Steps in flight are delivered as they are; a step that is open now is delivered but not
         kept. Memory stays.
         """
-        self._check_usable()
         tables = self._tables
         with tables.lock:
+            self._check_usable()
             tables.slots.clear()
             tables.epoch += 1
             if tables.deferred.num_bytes:
@@ -191,13 +201,49 @@ class PrefixCacheManager:
         the device once `arrival` is reached (`NotSupported` where the backend cannot); leftovers
         stay on the host.
         """
-        self._check_usable()
-        return self._consumers.materialize(step_id, req_ids, device=device)
+        tables, plane = self._tables, self._plane
+        with tables.lock:
+            self._check_usable()
+            step = tables.steps.begin(step_id, req_ids)
+        try:
+            index = RequestIndex(step.events.req_ids, req_ids)
+            plane.await_rows(step)
+            missing = step.missing_in(index.req_ids)
+            if missing:
+                raise MissingRowsError(step.step_id, missing)
+            sender = plane.device_outputs if device else None
+            outputs = merge_outputs(step, index, plane.buffers, sender)
+        except BaseException:
+            with tables.lock:
+                if tables.closed:
+                    # Nobody will consume it. The release is in the log before the step stops
+                    # counting as busy, so the shutdown waits for it.
+                    plane.ring.give_up(step.page, f"step {step_id}")
+                    tables.steps.drop(step)
+                step.consuming = False
+            plane.committer.kick()
+            plane.log.wake()
+            raise
+        # Before the step stops counting as busy: a shutdown then finds the page free (S3).
+        plane.ring.let_go(step.page)
+        owners, ends = step.owners[index.which], step.ends[index.which]
+        with tables.lock:
+            tables.registry.note_delivered(owners, ends)
+            tables.steps.finish(step, owners, ends)
+            self._stats.steps_materialized += 1
+        # A shutdown that looked before the step was finished waits for it; and the step's write
+        # was not urgent for the engine's thread, while this one has time to wake the mover.
+        plane.log.wake()
+        return outputs
 
     def discard_step(self, step_id: int) -> None:
         """Consume a step without its rows; they stay in the pool, undelivered (L3, S3)."""
-        self._check_usable()
-        self._consumers.discard(step_id)
+        with self._tables.lock:
+            self._check_usable()
+            step = self._tables.steps.take(step_id)
+            self._plane.ring.give_up(step.page, f"step {step_id}")
+            self._stats.steps_discarded += 1
+        self._plane.committer.kick()
 
     def quiesce(self, timeout_s: float) -> None:
         """Wait until the log is drained, for graph capture, sleep and tests (S3)."""
@@ -249,29 +295,6 @@ class PrefixCacheManager:
             self._keys.close()
 
     # -- inside -----------------------------------------------------------------------------
-
-    def _begin_save(self) -> Step:
-        """The open step; a shutdown waits from now on until its save is over."""
-        tables = self._tables
-        with tables.lock:
-            tables.check_open()
-            if tables.open_step is None:
-                raise StepStateError(
-                    "save_outputs without an open step: call new_step_starts first, once per step; "
-                    "warm-up, profiling and graph-capture runs must not be saved"
-                )
-            tables.engine_busy = True
-            return tables.open_step
-
-    def _end_save(self) -> None:
-        """The save is over, however it ended; a shutdown that waits for it goes on."""
-        tables = self._tables
-        with tables.lock:
-            tables.engine_busy = False
-            if tables.closed:
-                tables.abandon_open_step()
-        if tables.closed:
-            self._log.wake()
 
     def _check_usable(self) -> None:
         self._tables.check_open()

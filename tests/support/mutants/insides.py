@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slotmirror.core import consumers, data_plane, open_keys, oplog, split
+from slotmirror.core import data_plane, open_keys, oplog, split
+from slotmirror.core import manager as managers
 from slotmirror.core.buffers import rows_view
 from slotmirror.core.committer import Committer
-from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.deferred import DeferredRows, DeviceBudget
 from slotmirror.core.device_outputs import DeviceOutputs
@@ -83,8 +83,8 @@ PLAN_GATHERS = Part(DataPlane, "gathers_of")
 MAKE_GATHER = Part(data_plane, "GatherTask")
 RUN_GATHER = Part(GatherTask, "run")
 AWAIT_ROWS = Part(DataPlane, "await_rows")
-MERGE_OUTPUTS = Part(consumers, "merge_outputs")
-MATERIALIZE = Part(StepConsumers, "materialize")
+MERGE_OUTPUTS = Part(managers, "merge_outputs")
+MATERIALIZE = Part(PrefixCacheManager, "materialize")
 FORGET_SENT = Part(DeviceOutputs, "forget_finished")
 UNPACK_LEFTOVERS = Part(LeftoverPack, "unpack")
 
@@ -171,14 +171,14 @@ def block_size_of(registry: Any) -> int:
     return size
 
 
-def unconsumed_step(consumers: Any, step_id: int) -> Any:
+def unconsumed_step(manager: Any, step_id: int) -> Any:
     """A step that waits for its consumer, None if there is none."""
-    return consumers._tables.steps._steps.get(step_id)
+    return manager._tables.steps._steps.get(step_id)
 
 
-def plane_of_consumers(consumers: Any) -> Any:
-    """What tells one cache's consumers from another's."""
-    return consumers._plane
+def plane_of(manager: Any) -> Any:
+    """What tells one cache from another."""
+    return manager._plane
 
 
 def claim_timeout_s(mover: Any) -> float:
