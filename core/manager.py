@@ -92,8 +92,7 @@ class PrefixCacheManager:
             accepted = tables.accepted_ends(events)
             spans = tables.registry.plan(events)
             check_slots(events, self.config)
-            found = len(spans.slots) > 0
-            rows = tables.slots.plan_hits(events.slots, spans.slots) if found else None
+            rows = tables.slots.plan_hits(events.slots, spans.slots) if len(spans.slots) else None
         hits = Hits(events, spans, *rows) if rows else NO_HITS
         gathers: dict[str, GatherTask] = {}
         if hits is not NO_HITS:
@@ -106,7 +105,10 @@ class PrefixCacheManager:
             tables.settle_drafts(accepted)
             tables.abandon_open_step()
             if tables.deferred.num_bytes:
-                self._log.append(self._saver.batch_closed_by(events, spans.slots))
+                reason = tables.deferred.reason_to_close(events, spans.slots)
+                if reason is not None:
+                    self._saver.close_batch(reason)
+                tables.deferred.kill(events.slots)
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             oldest = min(tables.steps.ids(), default=step_id)
             owners = tables.registry.apply(events, spans, step_id, oldest)
@@ -286,11 +288,9 @@ class PrefixCacheManager:
             tables.drafted = None
             if not tables.engine_busy:
                 tables.abandon_open_step()
-            self._log.append(self._saver.closed_batch("shutdown"))
+            self._saver.close_batch("shutdown")
             for step in tables.steps.take_idle():
                 self._plane.ring.give_up(step.page, f"step {step.step_id}")
-        self._plane.begin_close()
-        self._plane.committer.kick()
         if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):
             self._keys.close()
 

@@ -65,7 +65,7 @@ class SlotTable:
         self._bits[slots] = self._bits_with(())
 
     def mark_written(self, slots: Int64Array, key_indices: tuple[int, ...]) -> None:
-        """A write of these keys to these slots is about to be appended."""
+        """A write of these keys to these slots is appended under the same hold of the lock."""
         self._bits[slots] = self._bits_with(key_indices)
 
     def _bits_with(self, key_indices: tuple[int, ...]) -> np.void:
