@@ -59,10 +59,12 @@ class DataPlane:
         """A step's reads, planned when it starts (C2): by name, one for each key that has a row
         anywhere in its hit spans.
 
-        Engine thread; allocates, so it is called without locks. Raises `HostMemoryLimitError`
-        before anything is allocated (M3).
+        Engine thread, for a step with hits; allocates, so it is called without locks. Raises
+        `HostMemoryLimitError` before anything is allocated (M3).
         """
         wanted = [key for key in keys if hits.present[:, key.index].any()]
+        # Outputs that have reached the device are not alive any more (M3).
+        self.device_outputs.forget_finished()
         out_rows = events.total_tokens + len(hits)
         self.buffers.check_hits(sum(out_rows * key.spec.row_bytes for key in wanted))
         # One index for the whole region of the hits: rows that are not the pool's are read from

@@ -25,7 +25,6 @@ from slotmirror.core.layout import check_shape, check_slots
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
 from slotmirror.core.merge import RequestIndex, StageOutputs, merge_outputs
 from slotmirror.core.open_keys import OpenKeys
-from slotmirror.core.operations import GatherTask
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.saving import StepSaver
@@ -94,11 +93,7 @@ class PrefixCacheManager:
             check_slots(events, self.config)
             rows = tables.slots.plan_hits(events.slots, spans.slots) if len(spans.slots) else None
         hits = Hits(events, spans, *rows) if rows else NO_HITS
-        gathers: dict[str, GatherTask] = {}
-        if hits is not NO_HITS:
-            # Outputs that have reached the device are not alive any more (M3).
-            self._plane.device_outputs.forget_finished()
-            gathers = self._plane.gathers_of(events, hits, self._keys.all())
+        gathers = self._plane.gathers_of(events, hits, self._keys.all()) if rows else {}
         self._plane.committer.start()
         with tables.lock:
             tables.check_open()
@@ -125,7 +120,7 @@ class PrefixCacheManager:
                     replays=tables.registry.replays(owners, spans.first_delivered(events)),
                     drafted=events.indices_of(events.drafted),
                 )
-            if hits is not NO_HITS:
+            if rows:
                 self._stats.hits += len(hits.spans.request)
                 self._stats.hit_tokens += len(hits)
                 self._stats.own_step_hit_tokens += int(np.count_nonzero(hits.own_row >= 0))

@@ -24,19 +24,14 @@ class OpenKeys:
 
     def __init__(self, tables: Tables, plane: DataPlane) -> None:
         self._plane = plane
-        self._pages = plane.ring.pages
-        self._slots = tables.slots
-        self._lock = tables.lock
+        self._tables = tables
         self._keys: dict[str, OpenKey] = {}
 
     def of(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> tuple[OpenKey, ...]:
         """The open keys of these tensors, `(n, *trailing_shape)` each; opens those not seen."""
         keys = self._keys
-        try:
-            found = tuple([keys[name] for name in rows])
-        except KeyError:
-            found = ()
-        if found and all(
+        found = tuple([keys[name] for name in rows if name in keys])
+        if len(found) == len(rows) and all(
             key.fits(tensor) for key, tensor in zip(found, rows.values(), strict=True)
         ):
             return found
@@ -56,21 +51,22 @@ class OpenKeys:
         known = {name: key.spec for name, key in self._keys.items()}
         for spec in specs:
             check_layout(spec, known.setdefault(spec.name, spec))
-        fresh = [spec for spec in dict.fromkeys(specs) if spec.name not in self._keys]
-        if fresh:
-            every = [*(key.spec for key in self._keys.values()), *fresh]
-            check_limits(self._plane.config, every, deferred, self._plane.backend.capabilities)
+        fresh = [spec for name, spec in known.items() if name not in self._keys]
+        plane, slots = self._plane, self._tables.slots
+        check_limits(plane.config, known.values(), deferred, plane.backend.capabilities)
         for spec in fresh:
             if spec.name in deferred:
-                self._plane.bounces.allocate(spec)
+                plane.bounces.allocate(spec)
             pool, *pages = self._allocate(spec)
             rows = as_host_rows(pool.tensor)
             page_rows = tuple(map(PageRows, pages))
-            room = self._slots.room_for_a_key()
-            for page, buffer in zip(self._pages, pages, strict=True):
+            for page, buffer in zip(plane.ring.pages, pages, strict=True):
                 page.memory[spec.name] = buffer
-            with self._lock:
-                index = self._slots.open_key(room)
+            index = len(self._keys)
+            room = slots.room_for(index)
+            with self._tables.lock:
+                if room is not None:
+                    slots.widen(room)
                 self._keys[spec.name] = OpenKey(spec, index, pool, rows, page_rows)
         return tuple(self._keys[spec.name] for spec in specs)
 
@@ -79,7 +75,7 @@ class OpenKeys:
         config = self._plane.config
         wanted = [(config.num_slots, config.pin_pool)]
         pinned = self._plane.backend.capabilities.pinned_host
-        wanted += [(config.staging_capacity_tokens, pinned)] * len(self._pages)
+        wanted += [(config.staging_capacity_tokens, pinned)] * config.staging_depth
         made: list[HostBuffer] = []
         try:
             for num_rows, pin in wanted:

@@ -90,8 +90,9 @@ class UnconsumedSteps:
     def _saved(self, step_id: int) -> Step:
         step = self._steps.get(step_id)
         if step is None:
-            given_out = 0 < step_id <= self._last_id
-            reason = "was already consumed" if given_out else "was never given out"
+            reason = (
+                "was already consumed" if 0 < step_id <= self._last_id else "was never given out"
+            )
             raise UnknownStepError(step_id, reason, self.ids())
         if step.consuming:
             raise StepStateError(
