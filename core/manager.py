@@ -48,8 +48,7 @@ class PrefixCacheManager:
         self.config = config
         runtime = runtime or ThreadRuntime()
         self._stats = CacheStats()
-        lock = runtime.lock("manager")
-        self._tables = Tables(config, lock, self._stats)
+        self._tables = Tables(config, runtime.lock("manager"), self._stats)
         self._plane = DataPlane(config, backend, runtime, self._stats)
         self._log = self._plane.log
         self._log.unconsumed = self._tables.steps.ids
@@ -73,7 +72,7 @@ class PrefixCacheManager:
         """
         deferred = self._check_ready().deferred_keys
         self._keys.open(keys, deferred)
-        return plan_memory(self.config, [key.spec for key in self._keys.all()], deferred)
+        return plan_memory(self.config, [key.spec for key in self._keys.by_name.values()], deferred)
 
     # -- the engine thread ------------------------------------------------------------------
 
@@ -93,7 +92,8 @@ class PrefixCacheManager:
             check_slots(events, self.config)
             rows = tables.slots.plan_hits(events.slots, spans.slots) if len(spans.slots) else None
         hits = Hits(events, spans, *rows) if rows else NO_HITS
-        gathers = self._plane.gathers_of(events, hits, self._keys.all()) if rows else {}
+        keys = self._keys.by_name.values()
+        gathers = self._plane.gathers_of(events, hits, keys) if rows else {}
         self._plane.committer.start()
         with tables.lock:
             tables.check_open()
@@ -257,13 +257,13 @@ class PrefixCacheManager:
             "pages_held": self._plane.ring.pages_held,
             "unconsumed_steps": self._tables.steps.ids(),
             "pages_stranded": len(self._plane.ring.stranded),
-            "pool_bytes_by_key": self._keys.pool_bytes_by_key,
+            "pool_bytes_by_key": self._keys.pool_bytes_by_key(),
         }
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
-        pool_bytes = sum(self._keys.pool_bytes_by_key.values())
-        return {"pool_bytes": pool_bytes, **self._plane.memory_stats()}
+        pool_bytes_by_key = self._keys.pool_bytes_by_key()
+        return {"pool_bytes": sum(pool_bytes_by_key.values()), **self._plane.memory_stats()}
 
     def log_tail(self) -> list[str]:
         """The last operations of the log, oldest first, for reports."""

@@ -115,7 +115,7 @@ class StepSaver:
         leftovers = {
             name: value
             for name, value in found.items()
-            if value is not None or self._keys.get(name) is None
+            if value is not None or name not in self._keys.by_name
         }
         hidden_rows = sorted(leftovers.keys() & step.gathers.keys())
         if hidden_rows:

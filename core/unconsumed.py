@@ -84,8 +84,8 @@ class UnconsumedSteps:
         for later in self._steps.values():
             if later.step_id > step.step_id:
                 for i in later.replays.tolist():
-                    delivered = ends[owners == later.owners[i]].max(initial=0)
-                    later.delivered_before[i] = max(later.delivered_before[i], delivered)
+                    before = later.delivered_before[i]
+                    later.delivered_before[i] = ends[owners == later.owners[i]].max(initial=before)
 
     def _saved(self, step_id: int) -> Step:
         step = self._steps.get(step_id)

@@ -201,7 +201,7 @@ def manager_lock_of(manager: Any) -> Any:
 
 def forget_opened_keys(manager: Any) -> None:
     """Let a manager open its keys again."""
-    manager._keys._keys.clear()
+    manager._keys.by_name.clear()
 
 
 def forget_sources(outputs: Any, timeout_s: float = 0.0) -> bool:
