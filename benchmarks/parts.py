@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "append to log": (f"{_CORE}oplog:OpLog.append",),
     # The builder's thread and the mover's.
     "row layout": (f"{_CORE}hits:Hits.row_of_position_0",),
-    "merge": (f"{_CORE}consumers:merge_outputs",),
+    "merge": (f"{_CORE}manager:merge_outputs",),
     "operation": (f"{_CORE}committer:Committer._carry_out",),
     "scatter": ("{backend}.scatter_slots",),
     "gather": ("{backend}.gather_slots",),

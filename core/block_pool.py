@@ -52,8 +52,3 @@ class OpenKey:
     def name(self) -> str:
         """The key's name."""
         return self.spec.name
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the rows of `tensor` have the key's layout (D8)."""
-        spec = self.spec
-        return tensor.dtype == spec.dtype and tensor.shape[1:] == spec.trailing_shape

@@ -59,10 +59,12 @@ class DataPlane:
         """A step's reads, planned when it starts (C2): by name, one for each key that has a row
         anywhere in its hit spans.
 
-        Engine thread; allocates, so it is called without locks. Raises `HostMemoryLimitError`
-        before anything is allocated (M3).
+        Engine thread, for a step with hits; allocates, so it is called without locks. Raises
+        `HostMemoryLimitError` before anything is allocated (M3).
         """
         wanted = [key for key in keys if hits.present[:, key.index].any()]
+        # Outputs that have reached the device are not alive any more (M3).
+        self.device_outputs.forget_finished()
         out_rows = events.total_tokens + len(hits)
         self.buffers.check_hits(sum(out_rows * key.spec.row_bytes for key in wanted))
         # One index for the whole region of the hits: rows that are not the pool's are read from
@@ -92,9 +94,7 @@ class DataPlane:
             return []
         progress = TaskProgress("write of a step", self._task_lock)
         progress.advance(TaskState.QUEUED)
-        direct = None
-        if self.config.direct_capture_rows_min is not None:
-            direct = self._direct_capture(sources, slots)
+        direct = self._direct_capture(sources, slots)
         targets = (page,) if direct is None else (direct.target, page)
         keys, let_go = tuple(sources), self.ring.let_go
         return [
@@ -106,8 +106,9 @@ class DataPlane:
     ) -> DirectCapture | None:
         """The part of a write that skips the page; only clones may be read that late."""
         rows_min = self.config.direct_capture_rows_min
-        are_clones = self.backend.capabilities.async_copy
-        if rows_min is None or not (are_clones and all(map(self.backend.owns, sources.values()))):
+        if rows_min is None or not self.backend.capabilities.async_copy:
+            return None
+        if not all(map(self.backend.owns, sources.values())):
             return None
         streams = (self.bounces.stream(), self.ring.stream())
         capture = DirectCapture(self.direct_target, streams, sources, slots, rows_min)
@@ -129,8 +130,18 @@ class DataPlane:
         Raises `WaitTimeoutError` (W6), `DeviceError`, and `GatherFailedError` (W5).
         """
         self.backend.bind_thread(self.backend.device)
+        limit_s = self.config.device_wait_timeout_s
         if step.page.issued:
-            self._await_copy(step)
+            try:
+                arrived = step.page.fence.wait(limit_s)
+            except Exception as error:
+                raise DeviceError(f"the copy of step {step.step_id} failed: {error}") from error
+            if not arrived:
+                raise WaitTimeoutError(
+                    f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s "
+                    f"(device_wait_timeout_s); {self.log.report()}"
+                )
+            step.page.end()
         if step.gathers:
             last = max(gather.seq for gather in step.gathers.values())
             self.log.wait_until(self.log.is_completed(last), f"the hit rows of step {step.step_id}")
@@ -138,36 +149,23 @@ class DataPlane:
             if gather.failure is not None:
                 raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
 
-    def _await_copy(self, step: Step) -> None:
-        limit_s = self.config.device_wait_timeout_s
-        try:
-            arrived = step.page.fence.wait(limit_s)
-        except Exception as error:
-            raise DeviceError(f"the copy of step {step.step_id} failed: {error}") from error
-        if not arrived:
-            raise WaitTimeoutError(
-                f"the device has not finished the copy of step {step.step_id} in {limit_s:g} s "
-                f"(device_wait_timeout_s); {self.log.report()}"
-            )
-        step.page.end()
-
-    def begin_close(self) -> None:
-        """Refuse further pages, wake whoever waits for one, and bound the mover's fence waits."""
-        self.ring.refuse_claims()
-        self.committer.abandon_after(self.config.device_wait_timeout_s)
-
     def close(self, busy_consumers: Callable[[], int]) -> bool:
         """Finish or drop what is queued, join the mover, free host memory (S3).
 
-        Bounded by `device_wait_timeout_s`; memory that a copy or a consumer may still use is
-        then left to the process. Returns whether the pool can be freed too.
+        Refuses further pages and wakes whoever waits for one. Bounded by `device_wait_timeout_s`,
+        and so are the mover's fence waits; memory that a copy or a consumer may still use is then
+        left to the process. Returns whether the pool can be freed too.
         """
+        limit_s = self.config.device_wait_timeout_s
+        self.ring.refuse_claims()
+        self.committer.abandon_after(limit_s)
+        self.committer.kick()
         try:
             self.log.wait_until(
                 lambda: self.log.is_drained() and not busy_consumers(),
                 "copies and consumers to end",
                 through_failure=True,
-                timeout_s=self.config.device_wait_timeout_s,
+                timeout_s=limit_s,
             )
         except WaitTimeoutError as error:
             logger.error("shut down with work in flight: %s", error)
@@ -177,7 +175,7 @@ class DataPlane:
             for bounce in self.bounces.both:
                 bounce.close()
         self.ring.close()
-        if self.device_outputs.forget_finished(self.config.device_wait_timeout_s):
+        if self.device_outputs.forget_finished(limit_s):
             self.buffers.close()
         return joined and not self.direct_target.may_run
 

@@ -73,7 +73,7 @@ def _rebuilt(value: object, leaf: Callable[[object], object]) -> object:
             object.__setattr__(copied, field.name, item)
         return copied
     if isinstance(value, tuple):
-        items = [_rebuilt(item, leaf) for item in value]
+        # A named tuple takes its items one by one, unless it is made by `_make`.
         make = getattr(type(value), "_make", tuple)
-        return make(items)
+        return make(_rebuilt(item, leaf) for item in value)
     return leaf(value)

@@ -17,17 +17,15 @@ import torch
 
 from slotmirror.core.backend import DeviceBackend
 from slotmirror.core.config import PrefixCacheConfig
-from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
-from slotmirror.core.errors import StepStateError
+from slotmirror.core.errors import MissingRowsError, StepStateError
 from slotmirror.core.events import StepEvents
 from slotmirror.core.hits import NO_HITS, Hits
 from slotmirror.core.key_spec import KeySpec
 from slotmirror.core.layout import check_shape, check_slots
 from slotmirror.core.memory_plan import MemoryPlan, plan_memory
-from slotmirror.core.merge import StageOutputs
+from slotmirror.core.merge import RequestIndex, StageOutputs, merge_outputs
 from slotmirror.core.open_keys import OpenKeys
-from slotmirror.core.operations import GatherTask
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.runtime import Runtime, ThreadRuntime
 from slotmirror.core.saving import StepSaver
@@ -51,14 +49,12 @@ class PrefixCacheManager:
         self.config = config
         runtime = runtime or ThreadRuntime()
         self._stats = CacheStats()
-        lock = runtime.lock("manager")
-        self._tables = Tables(config, lock, self._stats)
+        self._tables = Tables(config, runtime.lock("manager"), self._stats)
         self._plane = DataPlane(config, backend, runtime, self._stats)
         self._log = self._plane.log
         self._log.unconsumed = self._tables.steps.ids
         self._keys = OpenKeys(self._tables, self._plane)
         self._saver = StepSaver(self._tables, self._plane, self._keys)
-        self._consumers = StepConsumers(self._tables, self._plane)
         self._policy: ModelCachePolicy | None = None
 
     # -- set-up -----------------------------------------------------------------------------
@@ -77,7 +73,7 @@ class PrefixCacheManager:
         """
         deferred = self._check_ready().deferred_keys
         self._keys.open(keys, deferred)
-        return plan_memory(self.config, [key.spec for key in self._keys.all()], deferred)
+        return plan_memory(self.config, [key.spec for key in self._keys.by_name.values()], deferred)
 
     # -- the engine thread ------------------------------------------------------------------
 
@@ -95,22 +91,20 @@ class PrefixCacheManager:
             accepted = tables.accepted_ends(events)
             spans = tables.registry.plan(events)
             check_slots(events, self.config)
-            rows = None
-            if len(spans.slots):
-                rows = tables.slots.plan_hits(events.slots, spans.slots)
-        hits = NO_HITS if rows is None else Hits(events, spans, *rows)
-        gathers: dict[str, GatherTask] = {}
-        if hits is not NO_HITS:
-            # Outputs that have reached the device are not alive any more (M3).
-            self._plane.device_outputs.forget_finished()
-            gathers = self._plane.gathers_of(events, hits, self._keys.all())
+            rows = tables.slots.plan_hits(events.slots, spans.slots) if len(spans.slots) else None
+        hits = Hits(events, spans, *rows) if rows else NO_HITS
+        keys = self._keys.by_name.values()
+        gathers = self._plane.gathers_of(events, hits, keys) if rows else {}
         self._plane.committer.start()
         with tables.lock:
             tables.check_open()
             tables.settle_drafts(accepted)
             tables.abandon_open_step()
             if tables.deferred.num_bytes:
-                self._log.append(self._saver.batch_closed_by(events, spans.slots))
+                reason = tables.deferred.reason_to_close(events, spans.slots)
+                if reason is not None:
+                    self._saver.close_batch(reason)
+                tables.deferred.kill(events.slots)
             step_id = self._stats.steps_started = self._stats.steps_started + 1
             oldest = min(tables.steps.ids(), default=step_id)
             owners = tables.registry.apply(events, spans, step_id, oldest)
@@ -127,7 +121,7 @@ class PrefixCacheManager:
                     replays=tables.registry.replays(owners, spans.first_delivered(events)),
                     drafted=events.indices_of(events.drafted),
                 )
-            if hits is not NO_HITS:
+            if rows:
                 self._stats.hits += len(hits.spans.request)
                 self._stats.hit_tokens += len(hits)
                 self._stats.own_step_hit_tokens += int(np.count_nonzero(hits.own_row >= 0))
@@ -151,14 +145,27 @@ class PrefixCacheManager:
         bounded (S1). Until it returns nothing has changed: the step stays open and the save may
         be repeated, for instance without the key that it refused (C3).
         """
-        policy = self._check_ready()
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
-        step = self._begin_save()
+        tables = self._tables
+        with tables.lock:
+            policy, step = self._check_ready(), tables.open_step
+            if step is None:
+                raise StepStateError(
+                    "save_outputs without an open step: call new_step_starts first, once per step; "
+                    "warm-up, profiling and graph-capture runs must not be saved"
+                )
+            # A shutdown waits from now on until this save is over, however it ends.
+            tables.engine_busy = True
         try:
             counts = (num_tokens_unpadded, padded)
             self._saver.save(policy, step, hidden, mm_outputs, counts, req_ids)
         finally:
-            self._end_save()
+            with tables.lock:
+                tables.engine_busy = False
+                if tables.closed:
+                    tables.abandon_open_step()
+            if tables.closed:
+                self._log.wake()
             self._plane.committer.kick()
         self._stats.steps_saved += 1
         self._stats.tokens_saved += num_tokens_unpadded
@@ -170,9 +177,9 @@ class PrefixCacheManager:
         Steps in flight are delivered as they are; a step that is open now is delivered but not
         kept. Memory stays.
         """
-        self._check_usable()
         tables = self._tables
         with tables.lock:
+            self._check_usable()
             tables.slots.clear()
             tables.epoch += 1
             if tables.deferred.num_bytes:
@@ -192,13 +199,49 @@ class PrefixCacheManager:
         the device once `arrival` is reached (`NotSupported` where the backend cannot); leftovers
         stay on the host.
         """
-        self._check_usable()
-        return self._consumers.materialize(step_id, req_ids, device=device)
+        tables, plane = self._tables, self._plane
+        with tables.lock:
+            self._check_usable()
+            step = tables.steps.begin(step_id, req_ids)
+        try:
+            index = RequestIndex(step.events.req_ids, req_ids)
+            plane.await_rows(step)
+            missing = step.missing_in(index.req_ids)
+            if missing:
+                raise MissingRowsError(step.step_id, missing)
+            sender = plane.device_outputs if device else None
+            outputs = merge_outputs(step, index, plane.buffers, sender)
+        except BaseException:
+            with tables.lock:
+                if tables.closed:
+                    # Nobody will consume it. The release is in the log before the step stops
+                    # counting as busy, so the shutdown waits for it.
+                    plane.ring.give_up(step.page, f"step {step_id}")
+                    tables.steps.drop(step)
+                step.consuming = False
+            plane.committer.kick()
+            plane.log.wake()
+            raise
+        # Before the step stops counting as busy: a shutdown then finds the page free (S3).
+        plane.ring.let_go(step.page)
+        owners, ends = step.owners[index.which], step.ends[index.which]
+        with tables.lock:
+            tables.registry.note_delivered(owners, ends)
+            tables.steps.finish(step, owners, ends)
+            self._stats.steps_materialized += 1
+        # A shutdown that looked before the step was finished waits for it; and the step's write
+        # was not urgent for the engine's thread, while this one has time to wake the mover.
+        plane.log.wake()
+        return outputs
 
     def discard_step(self, step_id: int) -> None:
         """Consume a step without its rows; they stay in the pool, undelivered (L3, S3)."""
-        self._check_usable()
-        self._consumers.discard(step_id)
+        with self._tables.lock:
+            self._check_usable()
+            step = self._tables.steps.take(step_id)
+            self._plane.ring.give_up(step.page, f"step {step_id}")
+            self._stats.steps_discarded += 1
+        self._plane.committer.kick()
 
     def quiesce(self, timeout_s: float) -> None:
         """Wait until the log is drained, for graph capture, sleep and tests (S3)."""
@@ -215,13 +258,13 @@ class PrefixCacheManager:
             "pages_held": self._plane.ring.pages_held,
             "unconsumed_steps": self._tables.steps.ids(),
             "pages_stranded": len(self._plane.ring.stranded),
-            "pool_bytes_by_key": self._keys.pool_bytes_by_key,
+            "pool_bytes_by_key": self._keys.pool_bytes_by_key(),
         }
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
-        pool_bytes = sum(self._keys.pool_bytes_by_key.values())
-        return {"pool_bytes": pool_bytes, **self._plane.memory_stats()}
+        pool_bytes_by_key = self._keys.pool_bytes_by_key()
+        return {"pool_bytes": sum(pool_bytes_by_key.values()), **self._plane.memory_stats()}
 
     def log_tail(self) -> list[str]:
         """The last operations of the log, oldest first, for reports."""
@@ -241,38 +284,13 @@ class PrefixCacheManager:
             tables.drafted = None
             if not tables.engine_busy:
                 tables.abandon_open_step()
-            self._log.append(self._saver.closed_batch("shutdown"))
+            self._saver.close_batch("shutdown")
             for step in tables.steps.take_idle():
                 self._plane.ring.give_up(step.page, f"step {step.step_id}")
-        self._plane.begin_close()
-        self._plane.committer.kick()
         if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):
             self._keys.close()
 
     # -- inside -----------------------------------------------------------------------------
-
-    def _begin_save(self) -> Step:
-        """The open step; a shutdown waits from now on until its save is over."""
-        tables = self._tables
-        with tables.lock:
-            tables.check_open()
-            if tables.open_step is None:
-                raise StepStateError(
-                    "save_outputs without an open step: call new_step_starts first, once per step; "
-                    "warm-up, profiling and graph-capture runs must not be saved"
-                )
-            tables.engine_busy = True
-            return tables.open_step
-
-    def _end_save(self) -> None:
-        """The save is over, however it ended; a shutdown that waits for it goes on."""
-        tables = self._tables
-        with tables.lock:
-            tables.engine_busy = False
-            if tables.closed:
-                tables.abandon_open_step()
-        if tables.closed:
-            self._log.wake()
 
     def _check_usable(self) -> None:
         self._tables.check_open()

@@ -66,11 +66,12 @@ def plan_memory(
         KeyMemory(spec, config.num_slots * spec.row_bytes, page_rows * spec.row_bytes)
         for spec in keys
     )
-    immediate = [entry for entry in planned if entry.key.name not in deferred_keys]
     return MemoryPlan(
         keys=planned,
         bounce_bytes=2 * config.copy_chunk_bytes if deferred_keys else 0,
-        immediate_clone_bytes_max=sum(entry.staging_bytes for entry in immediate),
+        immediate_clone_bytes_max=sum(
+            entry.staging_bytes for entry in planned if entry.key.name not in deferred_keys
+        ),
         deferred_clone_bytes_max=config.device_staging_bytes_max if deferred_keys else 0,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -37,12 +38,13 @@ class RequestIndex:
     def __init__(self, step_ids: tuple[str, ...], req_ids: Sequence[str] | None) -> None:
         self.req_ids = step_ids if req_ids is None else tuple(dict.fromkeys(req_ids))
         self._step_ids = step_ids
-        self._by_id: dict[str, int] | None = None
+
+    @cached_property
+    def _by_id(self) -> dict[str, int]:
+        wanted = set(self.req_ids)
+        return {r: i for i, r in enumerate(self._step_ids) if r in wanted}
 
     def __getitem__(self, req_id: str) -> int:
-        if self._by_id is None:
-            wanted = set(self.req_ids)
-            self._by_id = {r: i for i, r in enumerate(self._step_ids) if r in wanted}
         return self._by_id[req_id]
 
     @property
@@ -177,10 +179,8 @@ def _saved_rows(
     spec, hits, num_rows = key.spec, step.hits, step.events.total_tokens
     _, page_rows = key.pages[step.page.index].first(num_rows)
     gather = step.gathers.get(spec.name)
-    if gather is not None:
-        lease = gather.lease
-    else:
-        lease = buffers.lease((num_rows + len(hits)) * spec.row_bytes)
+    num_bytes = (num_rows + len(hits)) * spec.row_bytes
+    lease = buffers.lease(num_bytes) if gather is None else gather.lease
     out = rows_view(lease, spec)
     if len(hits):
         if gather is None:

@@ -20,24 +20,23 @@ from slotmirror.core.tables import Tables
 
 
 class OpenKeys:
-    """Open keys by name. The engine thread opens; a key, once open, stays as it is."""
+    """Open keys by name, in the order of opening.
+
+    The engine thread opens; a key, once open, stays as it is.
+    """
 
     def __init__(self, tables: Tables, plane: DataPlane) -> None:
         self._plane = plane
-        self._pages = plane.ring.pages
-        self._slots = tables.slots
-        self._lock = tables.lock
-        self._keys: dict[str, OpenKey] = {}
+        self._tables = tables
+        self.by_name: dict[str, OpenKey] = {}
 
     def of(self, rows: Mapping[str, torch.Tensor], deferred: frozenset[str]) -> tuple[OpenKey, ...]:
         """The open keys of these tensors, `(n, *trailing_shape)` each; opens those not seen."""
-        keys = self._keys
-        try:
-            found = tuple([keys[name] for name in rows])
-        except KeyError:
-            found = ()
-        if found and all(
-            key.fits(tensor) for key, tensor in zip(found, rows.values(), strict=True)
+        keys = self.by_name
+        found = tuple([keys[name] for name in rows if name in keys])
+        if len(found) == len(rows) and all(
+            tensor.dtype == key.spec.dtype and tensor.shape[1:] == key.spec.trailing_shape
+            for key, tensor in zip(found, rows.values(), strict=True)
         ):
             return found
         return self.open([KeySpec.of(name, tensor) for name, tensor in rows.items()], deferred)
@@ -53,36 +52,35 @@ class OpenKeys:
         then that was not before.
         """
         specs = tuple(specs)
-        known = {name: key.spec for name, key in self._keys.items()}
+        known = {name: key.spec for name, key in self.by_name.items()}
         for spec in specs:
             check_layout(spec, known.setdefault(spec.name, spec))
-        fresh = [spec for spec in dict.fromkeys(specs) if spec.name not in self._keys]
-        if fresh:
-            every = [*(key.spec for key in self._keys.values()), *fresh]
-            check_limits(self._plane.config, every, deferred, self._plane.backend.capabilities)
+        fresh = [spec for name, spec in known.items() if name not in self.by_name]
+        plane, slots = self._plane, self._tables.slots
+        check_limits(plane.config, known.values(), deferred, plane.backend.capabilities)
         for spec in fresh:
             if spec.name in deferred:
-                self._plane.bounces.allocate(spec)
+                plane.bounces.allocate(spec)
             pool, *pages = self._allocate(spec)
             rows = as_host_rows(pool.tensor)
             page_rows = tuple(map(PageRows, pages))
-            room = self._slots.room_for_a_key()
-            for page, buffer in zip(self._pages, pages, strict=True):
+            for page, buffer in zip(plane.ring.pages, pages, strict=True):
                 page.memory[spec.name] = buffer
-            with self._lock:
-                index = self._slots.open_key(room)
-                self._keys[spec.name] = OpenKey(spec, index, pool, rows, page_rows)
-        return tuple(self._keys[spec.name] for spec in specs)
+            index = len(self.by_name)
+            room = slots.room_for(index)
+            with self._tables.lock:
+                if room is not None:
+                    slots.widen(room)
+                self.by_name[spec.name] = OpenKey(spec, index, pool, rows, page_rows)
+        return tuple(self.by_name[spec.name] for spec in specs)
 
     def _allocate(self, spec: KeySpec) -> list[HostBuffer]:
         """Pool and page buffers of a key, all or none."""
-        config = self._plane.config
-        wanted = [(config.num_slots, config.pin_pool)]
-        pinned = self._plane.backend.capabilities.pinned_host
-        wanted += [(config.staging_capacity_tokens, pinned)] * len(self._pages)
+        config, pinned = self._plane.config, self._plane.backend.capabilities.pinned_host
+        pages = [(config.staging_capacity_tokens, pinned)] * config.staging_depth
         made: list[HostBuffer] = []
         try:
-            for num_rows, pin in wanted:
+            for num_rows, pin in [(config.num_slots, config.pin_pool), *pages]:
                 shape = (num_rows, *spec.trailing_shape)
                 made.append(allocate_host(self._plane.backend, shape, spec.dtype, pinned=pin))
         except BaseException:
@@ -91,20 +89,12 @@ class OpenKeys:
             raise
         return made
 
-    def get(self, name: str) -> OpenKey | None:
-        """The open key of this name."""
-        return self._keys.get(name)
-
-    def all(self) -> tuple[OpenKey, ...]:
-        """Every open key, in the order of opening."""
-        return tuple(self._keys.values())
-
-    @property
     def pool_bytes_by_key(self) -> dict[str, int]:
-        """Host bytes of each key's durable rows, allocator rounding included."""
-        return {key.name: key.pool.reserved_bytes for key in self.all() if key.pool.reserved_bytes}
+        """Host bytes of each key's durable rows, allocator rounding included; any thread."""
+        pools = [(name, key.pool.reserved_bytes) for name, key in list(self.by_name.items())]
+        return {name: num_bytes for name, num_bytes in pools if num_bytes}
 
     def close(self) -> None:
         """Give the pool's memory back; nobody may still move rows."""
-        for key in self.all():
+        for key in list(self.by_name.values()):
             key.pool.close()

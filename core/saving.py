@@ -12,11 +12,9 @@ import torch
 
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.errors import KeyLayoutError, StepTooLargeError
-from slotmirror.core.events import Int64Array, StepEvents
 from slotmirror.core.layout import check_counts, ordered_slots, row_order
 from slotmirror.core.leftovers import LeftoverPack
 from slotmirror.core.open_keys import OpenKeys
-from slotmirror.core.oplog import Operation
 from slotmirror.core.policy import ModelCachePolicy
 from slotmirror.core.split import split_outputs
 from slotmirror.core.staging import StagingPage
@@ -66,22 +64,14 @@ class StepSaver:
             self._plane.budget.release(reserved)
             raise
 
-    def batch_closed_by(self, events: StepEvents, hit_slots: Int64Array) -> list[Operation]:
-        """Close the open batch if a step's events want it; the slots that it claims are dead in
-        what stays open. Caller holds manager lock.
-        """
-        deferred = self._tables.deferred
-        reason = deferred.reason_to_close(events, hit_slots)
-        if reason is not None:
-            return self.closed_batch(reason)
-        deferred.kill(events.slots)
-        return []
+    def close_batch(self, reason: str) -> None:
+        """Append the open batch as one write, if there is one, for this reason (W2).
 
-    def closed_batch(self, reason: str) -> list[Operation]:
-        """Close the open batch for this reason, if there is one. Caller holds manager lock."""
-        if not self._tables.deferred.num_bytes:
-            return []
-        return [self._plane.deferred_write_of(self._tables.deferred.close(reason))]
+        Caller holds manager lock.
+        """
+        if self._tables.deferred.num_bytes:
+            batch = self._tables.deferred.close(reason)
+            self._plane.log.append([self._plane.deferred_write_of(batch)])
 
     def _commit(
         self,
@@ -95,9 +85,8 @@ class StepSaver:
         """The step takes over its page, its rows become present, its write is appended."""
         slots = ordered_slots(step.events, step.order)
         by_key = dict(zip(step.saved_keys, sources, strict=False))
-        clones = {}
-        if deferred:
-            clones = {key: by_key.pop(key) for key in step.saved_keys if key.name in deferred}
+        candidates = step.saved_keys if deferred else ()
+        clones = {key: by_key.pop(key) for key in candidates if key.name in deferred}
         write = self._plane.write_of(step.step_id, by_key, page, slots)
         late = () if self._plane.config.prefetch else step.gathers.values()
         tables = self._tables
@@ -108,7 +97,7 @@ class StepSaver:
             page.holds += len(write)
             tables.registry.note_saved(step.owners, step.ends, step.replays)
             step.delivered_before = tables.registry.delivered_ends(step.owners)
-            closed: list[Operation] = []
+            self._plane.log.append([*late, *write])
             if step.epoch != tables.epoch:
                 # Rows of a step that was open at a reset are not kept (R1).
                 self._plane.budget.release(reserved)
@@ -117,8 +106,7 @@ class StepSaver:
                 if clones:
                     tables.deferred.add(clones, slots, step.events.req_ids)
                     if self._plane.budget.is_half_full(tables.deferred.num_bytes):
-                        closed = self.closed_batch("budget")
-            self._plane.log.append([*late, *write, *closed])
+                        self.close_batch("budget")
             tables.open_step = None
             tables.drafted = step if len(step.drafted) else None
             tables.steps.add(step)
@@ -128,7 +116,7 @@ class StepSaver:
         leftovers = {
             name: value
             for name, value in found.items()
-            if value is not None or self._keys.get(name) is None
+            if value is not None or name not in self._keys.by_name
         }
         hidden_rows = sorted(leftovers.keys() & step.gathers.keys())
         if hidden_rows:
@@ -143,7 +131,7 @@ class StepSaver:
         num_bytes = sum(rows[name].nbytes for name in deferred)
         if not self._plane.budget.fits(num_bytes):
             with self._tables.lock:
-                self._plane.log.append(self.closed_batch("budget"))
+                self.close_batch("budget")
             self._plane.committer.kick()
         self._plane.budget.reserve(num_bytes)
         return num_bytes

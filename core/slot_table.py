@@ -21,28 +21,23 @@ class SlotTable:
     """Presence of every slot's row, for every open key."""
 
     def __init__(self, num_slots: int) -> None:
-        self._num_keys = 0
-        self._set_present(np.zeros((num_slots, 4), dtype=np.bool_))
+        self.widen(np.zeros((num_slots, 4), dtype=np.bool_))
         self._step_row = np.full(num_slots, -1, dtype=np.int64)
 
-    def _set_present(self, present: BoolArray) -> None:
+    def room_for(self, key_index: int) -> BoolArray | None:
+        """A wider table for `widen`, if this column needs one; engine thread, without the lock
+        (T5).
+        """
+        if key_index < self._present.shape[1]:
+            return None
+        return np.concatenate((self._present, np.zeros_like(self._present)), axis=1)
+
+    def widen(self, present: BoolArray) -> None:
+        """Take over the table that `room_for` made; no slot has a row for the columns it adds."""
         self._present = present
         # A slot's bits as one opaque item: a claim clears, and a save sets, all keys at once.
         self._bits = present.view(np.dtype((np.void, present.shape[1])))[:, 0]
         self._bits_of: dict[tuple[int, ...], np.void] = {}
-
-    def room_for_a_key(self) -> BoolArray | None:
-        """A wider table for `open_key`, if one is needed; engine thread, without the lock (T5)."""
-        if self._num_keys < self._present.shape[1]:
-            return None
-        return np.concatenate((self._present, np.zeros_like(self._present)), axis=1)
-
-    def open_key(self, room: BoolArray | None) -> int:
-        """Number the next key; all its slots are absent. `room` is from `room_for_a_key`."""
-        if room is not None:
-            self._set_present(room)
-        self._num_keys += 1
-        return self._num_keys - 1
 
     def plan_hits(
         self, step_slots: Int64Array, hit_slots: Int64Array
@@ -65,7 +60,7 @@ class SlotTable:
         self._bits[slots] = self._bits_with(())
 
     def mark_written(self, slots: Int64Array, key_indices: tuple[int, ...]) -> None:
-        """A write of these keys to these slots is about to be appended."""
+        """A write of these keys to these slots is appended under the same hold of the lock."""
         self._bits[slots] = self._bits_with(key_indices)
 
     def _bits_with(self, key_indices: tuple[int, ...]) -> np.void:

@@ -66,8 +66,9 @@ class Step:
         missing = (hits.own_row < 0) & (position >= self.delivered_before[request])
         if HIDDEN_KEY in self.gathers:
             missing &= ~hits.present[:, self.gathers[HIDDEN_KEY].key.index]
-        slots_of = {
-            self.events.req_ids[i]: spans.slots[missing & (request == i)].tolist()
+        req_ids = self.events.req_ids
+        return [
+            (req_ids[i], spans.slots[missing & (request == i)].tolist())
             for i in np.unique(request[missing]).tolist()
-        }
-        return [(req_id, slots) for req_id, slots in slots_of.items() if req_id in wanted]
+            if req_ids[i] in wanted
+        ]

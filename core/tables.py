@@ -74,6 +74,5 @@ class Tables:
         step, self.drafted = self.drafted, None
         if step is not None and accepted is not None:
             self.registry.note_verified(step.owners[step.drafted], accepted)
-            step.ends = step.ends.copy()
             step.ends[step.drafted] = accepted
             step.drafted = step.drafted[:0]

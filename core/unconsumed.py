@@ -84,14 +84,15 @@ class UnconsumedSteps:
         for later in self._steps.values():
             if later.step_id > step.step_id:
                 for i in later.replays.tolist():
-                    delivered = ends[owners == later.owners[i]].max(initial=0)
-                    later.delivered_before[i] = max(later.delivered_before[i], delivered)
+                    before = later.delivered_before[i]
+                    later.delivered_before[i] = ends[owners == later.owners[i]].max(initial=before)
 
     def _saved(self, step_id: int) -> Step:
         step = self._steps.get(step_id)
         if step is None:
-            given_out = 0 < step_id <= self._last_id
-            reason = "was already consumed" if given_out else "was never given out"
+            reason = (
+                "was already consumed" if 0 < step_id <= self._last_id else "was never given out"
+            )
             raise UnknownStepError(step_id, reason, self.ids())
         if step.consuming:
             raise StepStateError(

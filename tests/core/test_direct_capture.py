@@ -176,7 +176,7 @@ def test_S3_a_pool_that_an_abandoned_copy_may_still_write_is_not_closed() -> Non
     backend.on_wait = pass_time
     driver.start({"a": (0, 4)}, new={"a": (0, (0,))})
     driver.save(rows(0, 4))
-    key = driver.cache._keys.get("__hidden_states__")
+    key = driver.cache._keys.by_name.get("__hidden_states__")
     assert key is not None
     driver.cache.shutdown()
     driver.settle()

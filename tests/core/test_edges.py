@@ -322,14 +322,17 @@ def test_T4_the_tables_are_touched_under_the_manager_lock_alone() -> None:
             tables.registry,
             "plan apply replays note_saved note_delivered delivered_ends",
         ),
-        (tables.slots, "plan_hits claim mark_written clear open_key"),
+        (tables.slots, "plan_hits claim mark_written clear widen"),
         (tables.deferred, "reason_to_close kill add close"),
         (tables.steps, "add begin finish take take_idle drop"),
     ):
         for name in names.split():
             guard(owner, name)
     new = {"new": {"a": (0, (0,))}}
-    driver.run({"a": (0, 4)}, rows(0, 4), {"codes": rows(9, 4)}, **new)
+    wide = {
+        name: rows(9, 4) for name in ("codes", *"vwxyz")
+    }  # more than the first table has room for
+    driver.run({"a": (0, 4)}, rows(0, 4), wide, **new)
     driver.start({"b": (4, 1)}, new={"b": (4, (0, 1))}, ended=["a"])
     cache.discard_step(driver.save(rows(4, 1)))
     with pytest.raises(EngineDivergenceError):

@@ -220,7 +220,7 @@ def test_S3_an_inline_shutdown_with_a_stalled_device_is_bounded() -> None:
         if driver.runtime.now_s > 50:
             raise AssertionError("waited far beyond the bound")
         if driver.cache._plane.committer._abandon_at == math.inf and driver.runtime.now_s >= 2:
-            driver.cache._plane.begin_close()  # as a shutdown on another thread does
+            driver.cache._plane.committer.abandon_after(5)  # as a shutdown does
 
     backend.on_wait = pass_time
     driver.save(rows(0, 1))

@@ -148,7 +148,7 @@ def test_S3_a_save_that_waits_for_a_page_hears_of_a_shutdown_at_once() -> None:
     begun(driver)
     driver.settle()
     driver.start({"b": (0, 1)}, new={"b": (0, (1,))})
-    shutdowns = iter([driver.cache._plane.begin_close])
+    shutdowns = iter([driver.cache._plane.ring.refuse_claims])
 
     def begin_shutdown() -> bool:
         begin = next(shutdowns, None)

@@ -28,7 +28,7 @@ def feature_of(words: list[str]) -> torch.Tensor:
 def pool_rows(driver: Driver, key: str) -> torch.Tensor:
     """The durable rows of a key, `(slots, width)`."""
     driver.settle()
-    opened = driver.cache._keys.get(key)
+    opened = driver.cache._keys.by_name.get(key)
     assert opened is not None
     return opened.pool.tensor
 

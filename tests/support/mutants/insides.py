@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slotmirror.core import consumers, data_plane, open_keys, oplog, split
+from slotmirror.core import data_plane, open_keys, oplog, split
+from slotmirror.core import manager as managers
 from slotmirror.core.buffers import rows_view
 from slotmirror.core.committer import Committer
-from slotmirror.core.consumers import StepConsumers
 from slotmirror.core.data_plane import DataPlane
 from slotmirror.core.deferred import DeferredRows, DeviceBudget
 from slotmirror.core.device_outputs import DeviceOutputs
@@ -72,7 +72,7 @@ ADVANCE_TASK = Part(TaskProgress, "advance")
 CLOSE_BATCH = Part(DeferredRows, "close")
 ADD_DEFERRED = Part(DeferredRows, "add")
 KILL_DEFERRED = Part(DeferredRows, "kill")
-CLOSED_BATCH = Part(StepSaver, "closed_batch")
+APPEND_BATCH = Part(StepSaver, "close_batch")
 RESERVE_BYTES = Part(DeviceBudget, "reserve")
 RELEASE_BYTES = Part(DeviceBudget, "release")
 HALF_FULL = Part(DeviceBudget, "is_half_full")
@@ -83,13 +83,14 @@ PLAN_GATHERS = Part(DataPlane, "gathers_of")
 MAKE_GATHER = Part(data_plane, "GatherTask")
 RUN_GATHER = Part(GatherTask, "run")
 AWAIT_ROWS = Part(DataPlane, "await_rows")
-MERGE_OUTPUTS = Part(consumers, "merge_outputs")
-MATERIALIZE = Part(StepConsumers, "materialize")
+MERGE_OUTPUTS = Part(managers, "merge_outputs")
+MATERIALIZE = Part(PrefixCacheManager, "materialize")
 FORGET_SENT = Part(DeviceOutputs, "forget_finished")
 UNPACK_LEFTOVERS = Part(LeftoverPack, "unpack")
 
 # The mover, the log, the manager.
 CARRY_OUT = Part(Committer, "_carry_out")
+APPEND = Part(oplog.OpLog, "append")
 COMPLETE = Part(oplog.OpLog, "complete")
 BIND_MOVER = Part(Committer, "_bind")
 WAIT_FENCE = Part(Committer, "wait_fence")
@@ -171,14 +172,14 @@ def block_size_of(registry: Any) -> int:
     return size
 
 
-def unconsumed_step(consumers: Any, step_id: int) -> Any:
+def unconsumed_step(manager: Any, step_id: int) -> Any:
     """A step that waits for its consumer, None if there is none."""
-    return consumers._tables.steps._steps.get(step_id)
+    return manager._tables.steps._steps.get(step_id)
 
 
-def plane_of_consumers(consumers: Any) -> Any:
-    """What tells one cache's consumers from another's."""
-    return consumers._plane
+def plane_of(manager: Any) -> Any:
+    """What tells one cache from another."""
+    return manager._plane
 
 
 def claim_timeout_s(mover: Any) -> float:
@@ -200,7 +201,7 @@ def manager_lock_of(manager: Any) -> Any:
 
 def forget_opened_keys(manager: Any) -> None:
     """Let a manager open its keys again."""
-    manager._keys._keys.clear()
+    manager._keys.by_name.clear()
 
 
 def forget_sources(outputs: Any, timeout_s: float = 0.0) -> bool:

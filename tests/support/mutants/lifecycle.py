@@ -75,10 +75,10 @@ def planned_reads_of_discarded_steps_stay(patches: pytest.MonkeyPatch) -> None:
         registered.setdefault(id(plane), {})[id(hits)] = gathers
         return gathers
 
-    def fetch(self, step_id, req_ids, **settings):
+    def fetch(self, step_id, req_ids=None, **settings):
         step = insides.unconsumed_step(self, step_id)
         out = materialize(self, step_id, req_ids, **settings)
-        registered.get(id(insides.plane_of_consumers(self)), {}).pop(id(step.hits), None)
+        registered.get(id(insides.plane_of(self)), {}).pop(id(step.hits), None)
         return out
 
     insides.PLAN_GATHERS.replace(patches, register)
@@ -93,11 +93,11 @@ def shutdown_does_not_wait_for_readers(patches: pytest.MonkeyPatch) -> None:
 def one_unreadable_hit_consumes_the_step(patches: pytest.MonkeyPatch) -> None:
     materialize = insides.MATERIALIZE.original
 
-    def consume(self, step_id, req_ids, **settings):
+    def consume(self, step_id, req_ids=None, **settings):
         try:
             return materialize(self, step_id, req_ids, **settings)
         except MissingRowsError:
-            self.discard(step_id)
+            self.discard_step(step_id)
             raise
 
     insides.MATERIALIZE.replace(patches, consume)

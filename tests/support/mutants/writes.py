@@ -64,17 +64,24 @@ def a_batch_grows_beyond_the_budget(patches: pytest.MonkeyPatch) -> None:
 
 
 def a_batch_is_queued_twice(patches: pytest.MonkeyPatch) -> None:
-    closed = insides.CLOSED_BATCH.original
+    append, append_batch = insides.APPEND.original, insides.APPEND_BATCH.original
+    copies = [1]
     advance = insides.ADVANCE_TASK.original
 
     def twice(self, reason):
-        return closed(self, reason) * (2 if reason == "budget" else 1)
+        copies[:] = [2 if reason == "budget" else 1]
+        append_batch(self, reason)
+        copies[:] = [1]
+
+    def append_copies(self, operations):
+        append(self, [*operations] * copies[0])
 
     def any_number_of_times(self, target):
         if self.state is not TaskState.WRITTEN:
             advance(self, target)
 
-    insides.CLOSED_BATCH.replace(patches, twice)
+    insides.APPEND.replace(patches, append_copies)
+    insides.APPEND_BATCH.replace(patches, twice)
     insides.ADVANCE_TASK.replace(patches, any_number_of_times)
 
 
