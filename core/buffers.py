@@ -60,7 +60,7 @@ class OutputBuffers:
         foreign = memoryview(memory)  # type: ignore[arg-type]  # arrays are buffers since 3.12's typing
         lease: Lease = np.frombuffer(foreign, dtype=np.uint8, count=num_bytes)
         if free is not None:
-            weakref.finalize(lease, free.append, memory).atexit = False
+            weakref.finalize(lease, self._take_back, size, memory).atexit = False
         if for_hits:
             # Its number is free for another lease only after the finaliser has run.
             self._hit_bytes[id(lease)] = num_bytes
@@ -98,13 +98,18 @@ class OutputBuffers:
         memory: Lease = buffer.tensor.numpy()
         return memory
 
+    def _take_back(self, size: int, memory: Lease) -> None:
+        free = self._free.get(size)
+        if free is not None:
+            free.append(memory)
+
     @property
     def idle_bytes(self) -> int:
         """Bytes that wait to be handed out again."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def close(self) -> None:
-        """Forget idle memory, and with its deque what is still out and comes back later."""
+        """Forget idle memory; what comes back later finds no deque."""
         self._free.clear()
 
 
