@@ -62,7 +62,8 @@ class Committer:
             for number, piece in enumerate(others):
                 name = f"slotmirror-mover-helper-{number}"
                 helpers.append(self._log.runtime.start_thread(name, partial(gather_part, *piece)))
-            gather_part(*own)
+            # A failure of ours goes first: it may be an interrupt.
+            self.backend.gather_slots(pool, *own)
         finally:
             for helper in helpers:
                 helper.join()

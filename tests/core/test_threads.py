@@ -287,6 +287,26 @@ def test_a_failing_helper_fails_the_gather_after_all_parts_have_ended() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("slotmirror-mover-helper")]
 
 
+def test_an_interrupt_of_the_mover_is_not_lost_to_a_helper_that_failed_before() -> None:
+    """Inline it is the engine's interrupt: the failure of a part must not take its place."""
+
+    class Failing(CpuRefBackend):
+        def gather_slots(self, pool, slots, out):  # type: ignore[no-untyped-def]
+            if threading.current_thread().name.startswith("slotmirror"):
+                raise OSError("torn")
+            for thread in threading.enumerate():
+                if thread.name.startswith("slotmirror-mover-helper"):
+                    thread.join()
+            raise KeyboardInterrupt
+
+    pool = np.zeros(4, dtype="V1024")
+    slots = np.zeros(2 * SPLIT_BYTES_MIN // 1024, dtype=np.int64)
+    config = PrefixCacheConfig(num_blocks=1, block_size=1, mover_threads=2, committer="inline")
+    mover = Committer(OpLog(config, ThreadRuntime(), CacheStats()), Failing(), config)
+    with pytest.raises(KeyboardInterrupt):
+        mover.gather(pool, slots, np.empty(len(slots), "V1024"))
+
+
 def test_the_thread_runtime_refuses_foreign_locks() -> None:
     """A condition belongs to a lock of its own runtime."""
     with pytest.raises(TypeError, match="not made by this runtime"):
