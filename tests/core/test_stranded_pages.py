@@ -116,6 +116,23 @@ def test_W5_a_stranded_page_outlives_its_cache() -> None:
     assert all(page() is None for page in others)
 
 
+def test_W5_a_page_whose_copies_have_ended_goes_with_its_cache() -> None:
+    """Nothing remembers it, although copies ran into it, one of which failed."""
+    backend = GatedBackend()
+    backend.on_wait = lambda timeout_s: backend.finish()
+    driver = Driver(backend=backend)
+    driver.run({"a": (0, 2)}, rows(0, 2), new={"a": (0, (0,))})
+    driver.settle()
+    driver.start({"a": (2, 1)})
+    driver.save(rows(2, 1))
+    backend.lost = OSError("gone")
+    driver.settle()
+    pages = page_references(driver)
+    del driver, backend
+    gc.collect()
+    assert [page() for page in pages] == [None] * len(pages)
+
+
 def test_S3_a_page_that_a_shutdown_left_to_its_copy_outlives_its_cache(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
