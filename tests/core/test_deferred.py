@@ -107,6 +107,43 @@ def test_W2_the_batch_goes_through_two_bounce_buffers(chunk_rows: int) -> None:
     assert driver.cache.memory_stats()["bounce_bytes"] == 2 * chunk_rows * 32
 
 
+def test_W2_small_clones_are_copied_together() -> None:
+    """Eight clones of a row each, four to a bounce buffer: two copies, both full."""
+    driver = deferring(copy_chunk_bytes=4 * ROW_BYTES)
+    steps(driver, "a", 4, 0)
+    steps(driver, "b", 4, 1)
+    copied: list[int] = []
+    copy_to_host = driver.backend.copy_to_host
+
+    def noting(pairs, *others):  # type: ignore[no-untyped-def]
+        copied.append(len(pairs))
+        copy_to_host(pairs, *others)
+
+    driver.backend.copy_to_host = noting  # type: ignore[method-assign]
+    driver.start({}, ended=["a"])
+    driver.settle()
+    assert copied == [4, 4]
+
+
+def test_W1_a_deferred_write_is_copying_until_its_last_copy_has_arrived() -> None:
+    """A report made while the mover waits for the device does not call the rows host-ready."""
+    backend = GatedBackend()
+    backend.on_wait = lambda timeout_s: backend.finish()
+    driver = Driver(backend=backend, policy=DEFER_CODES)
+    driver.run({"a": (0, 1)}, None, {"codes": rows(0, 1)}, new={"a": (0, (0,))})
+    driver.start({}, ended=["a"])
+    reports: list[str] = []
+
+    def note(timeout_s: float) -> None:
+        reports.append(driver.cache._log.report())
+        backend.finish()
+
+    backend.on_wait = note
+    driver.settle()
+    assert len(reports) == 1
+    assert "; copying) is waiting for the device" in reports[0]
+
+
 def test_W2_a_row_that_fits_no_bounce_buffer_names_the_setting() -> None:
     """Refused at the save, before anything is allocated; the step goes on without the key."""
     driver = deferring(copy_chunk_bytes=ROW_BYTES - 1)

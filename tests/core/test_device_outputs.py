@@ -71,6 +71,17 @@ def test_two_builders_that_look_at_the_same_copy_let_go_of_it_once() -> None:
     driver.cache.shutdown()
 
 
+def test_a_builder_lets_go_of_what_has_reached_the_device_before_it_sends_more() -> None:
+    """Without hits and without a shutdown, too."""
+    driver, backend, _, ids = sending(2)
+    sent(driver, ids[0])
+    move_all(backend)
+    sent(driver, ids[1])
+    assert len(driver.cache._plane.device_outputs._running) == 1
+    move_all(backend)
+    driver.cache.shutdown()
+
+
 def test_S3_a_shutdown_lets_go_of_the_host_side_of_outputs_on_the_device() -> None:
     """Hit outputs that were sent do not stay alive for ever."""
     driver, backend, _, ids = sending(2)
