@@ -249,18 +249,6 @@ def test_every_view_of_a_lease_keeps_its_memory() -> None:
     assert buffers.idle_bytes == 0
 
 
-def test_memory_that_comes_back_after_the_close_is_freed_at_once() -> None:
-    """Also while another output of its size is still alive."""
-    buffers = OutputBuffers()
-    kept, dropped = buffers.lease(1 << 20), buffers.lease(1 << 20)
-    memory = weakref.ref(dropped.base.obj)  # type: ignore[union-attr]  # a memoryview of the array
-    buffers.close()
-    del dropped
-    gc.collect()
-    assert memory() is None
-    assert len(kept) == 1 << 20
-
-
 def test_W5_clones_are_freed_as_soon_as_their_copy_has_run() -> None:
     """Not when the step is consumed: device memory is the scarcer one."""
     backend = GatedBackend()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -333,3 +334,15 @@ def test_S4_arrays_that_are_not_int64_are_refused_by_name() -> None:
         driver.cache.new_step_starts(narrow)
     driver.cache.new_step_starts(events)
     assert firsts(driver.cache.materialize(driver.save(rows(0, 2))).hidden_states["a"]) == [0, 1]
+
+
+def test_memory_that_comes_back_after_the_close_is_freed_at_once() -> None:
+    """Also while another output of its size is still alive."""
+    buffers = OutputBuffers()
+    kept, dropped = buffers.lease(1 << 20), buffers.lease(1 << 20)
+    memory = weakref.ref(dropped.base.obj)  # type: ignore[union-attr]  # a memoryview of the array
+    buffers.close()
+    del dropped
+    gc.collect()
+    assert memory() is None
+    assert len(kept) == 1 << 20
