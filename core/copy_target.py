@@ -95,7 +95,7 @@ class CopyTarget:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of its host buffers, allocator rounding included."""
+        """Bytes of its host buffers, allocator rounding included; any thread."""
         return sum(buffer.reserved_bytes for buffer in list(self.memory.values()))
 
     def close(self) -> None:

@@ -49,7 +49,8 @@ class DataPlane:
         pinning = backend if config.pin_outputs else None
         self.buffers = OutputBuffers(pinning, config.hit_buffer_bytes_max)
         self.device_outputs = DeviceOutputs(backend)
-        self.direct_target = CopyTarget("the pool", backend)
+        self.pool = CopyTarget("the pool", backend)
+        """The durable rows of every key; copies land in it only with direct capture."""
         self.bounces = BounceBuffers(config, backend)
         self.budget = DeviceBudget(self.log, config.device_staging_bytes_max)
 
@@ -111,7 +112,7 @@ class DataPlane:
         if not all(map(self.backend.owns, sources.values())):
             return None
         streams = (self.bounces.stream(), self.ring.stream())
-        capture = DirectCapture(self.direct_target, streams, sources, slots, rows_min)
+        capture = DirectCapture(self.pool, streams, sources, slots, rows_min)
         return capture if capture.num_rows else None
 
     def deferred_write_of(self, batch: DeferredBatch) -> DeferredWriteTask:
@@ -149,12 +150,12 @@ class DataPlane:
             if gather.failure is not None:
                 raise GatherFailedError(step.step_id, gather.key.spec.name, gather.failure)
 
-    def close(self, busy_consumers: Callable[[], int]) -> bool:
+    def close(self, busy_consumers: Callable[[], int]) -> None:
         """Finish or drop what is queued, join the mover, free host memory (S3).
 
         Refuses further pages and wakes whoever waits for one. Bounded by `device_wait_timeout_s`,
         and so are the mover's fence waits; memory that a copy or a consumer may still use is then
-        left to the process. Returns whether the pool can be freed too.
+        left to the process.
         """
         limit_s = self.config.device_wait_timeout_s
         self.ring.refuse_claims()
@@ -170,18 +171,17 @@ class DataPlane:
         except WaitTimeoutError as error:
             logger.error("shut down with work in flight: %s", error)
         self.log.stop()
-        joined = self.committer.join(self.config.staging_claim_timeout_s)
-        if joined:
-            for bounce in self.bounces.both:
-                bounce.close()
+        if self.committer.join(self.config.staging_claim_timeout_s):
+            for target in (self.pool, *self.bounces.both):
+                target.close()
         self.ring.close()
         if self.device_outputs.forget_finished(limit_s):
             self.buffers.close()
-        return joined and not self.direct_target.may_run
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
         return {
+            "pool_bytes": self.pool.reserved_bytes,
             **self.ring.memory_stats(),
             "bounce_bytes": sum(bounce.reserved_bytes for bounce in self.bounces.both),
             "deferred_device_bytes": self.budget.bytes_reserved,

@@ -200,11 +200,12 @@ class PrefixCacheManager:
         stay on the host.
         """
         tables, plane = self._tables, self._plane
+        wanted = None if req_ids is None else tuple(req_ids)
         with tables.lock:
             self._check_usable()
-            step = tables.steps.begin(step_id, req_ids)
+            step = tables.steps.begin(step_id, wanted)
         try:
-            index = RequestIndex(step.events.req_ids, req_ids)
+            index = RequestIndex(step.events.req_ids, wanted)
             plane.await_rows(step)
             missing = step.missing_in(index.req_ids)
             if missing:
@@ -251,6 +252,7 @@ class PrefixCacheManager:
     def stats(self) -> dict[str, object]:
         """Counters by name (O1), the log's length and age, and pool bytes per key."""
         length, age_s = self._log.length_and_age_s()
+        pools = self._plane.pool.memory.copy()
         return {
             **asdict(self._stats),
             "log_length": length,
@@ -258,13 +260,12 @@ class PrefixCacheManager:
             "pages_held": self._plane.ring.pages_held,
             "unconsumed_steps": self._tables.steps.ids(),
             "pages_stranded": len(self._plane.ring.stranded),
-            "pool_bytes_by_key": self._keys.pool_bytes_by_key(),
+            "pool_bytes_by_key": {str(key): pool.reserved_bytes for key, pool in pools.items()},
         }
 
     def memory_stats(self) -> dict[str, int]:
         """Host bytes held now, by class."""
-        pool_bytes_by_key = self._keys.pool_bytes_by_key()
-        return {"pool_bytes": sum(pool_bytes_by_key.values()), **self._plane.memory_stats()}
+        return self._plane.memory_stats()
 
     def log_tail(self) -> list[str]:
         """The last operations of the log, oldest first, for reports."""
@@ -287,8 +288,7 @@ class PrefixCacheManager:
             self._saver.close_batch("shutdown")
             for step in tables.steps.take_idle():
                 self._plane.ring.give_up(step.page, f"step {step.step_id}")
-        if self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy):
-            self._keys.close()
+        self._plane.close(lambda: tables.steps.num_consuming + tables.engine_busy)
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -71,6 +71,10 @@ class ByRequest(Mapping[str, Payload]):
     def __len__(self) -> int:
         return len(self._index.req_ids)
 
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, Payload]]]:
+        """To another process, or copied deeply, it goes as a plain dictionary."""
+        return dict, (dict(self),)
+
 
 def rows_by_request(
     index: RequestIndex, base: torch.Tensor, starts: Int64Array, ends: Int64Array

@@ -64,8 +64,9 @@ class OpenKeys:
             pool, *pages = self._allocate(spec)
             rows = as_host_rows(pool.tensor)
             page_rows = tuple(map(PageRows, pages))
-            for page, buffer in zip(plane.ring.pages, pages, strict=True):
-                page.memory[spec.name] = buffer
+            targets = (plane.pool, *plane.ring.pages)
+            for target, buffer in zip(targets, (pool, *pages), strict=True):
+                target.memory[spec.name] = buffer
             index = len(self.by_name)
             room = slots.room_for(index)
             with self._tables.lock:
@@ -88,13 +89,3 @@ class OpenKeys:
                 buffer.close()
             raise
         return made
-
-    def pool_bytes_by_key(self) -> dict[str, int]:
-        """Host bytes of each key's durable rows, allocator rounding included; any thread."""
-        pools = [(name, key.pool.reserved_bytes) for name, key in list(self.by_name.items())]
-        return {name: num_bytes for name, num_bytes in pools if num_bytes}
-
-    def close(self) -> None:
-        """Give the pool's memory back; nobody may still move rows."""
-        for key in list(self.by_name.values()):
-            key.pool.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -48,6 +50,28 @@ def test_D1_a_request_that_is_named_twice_is_delivered_once() -> None:
     }
     assert list(out.spans) == ["b", "a"]
     assert len(out.spans) == 2
+
+
+def test_D1_requests_may_come_from_an_iterator() -> None:
+    """It is read once: every request that it names is delivered."""
+    driver = Driver()
+    driver.start({"a": (0, 1), "b": (0, 2)}, new={"a": (0, (0,)), "b": (0, (1,))})
+    names = iter(("b", "a"))
+    out = driver.cache.materialize(driver.save(rows(0, 3)), names)  # type: ignore[arg-type]
+    assert list(out.spans) == ["b", "a"]
+
+
+def test_D1_outputs_can_be_pickled() -> None:
+    """They arrive in another process as plain dictionaries of the same rows."""
+    driver = Driver()
+    driver.start({"a": (0, 1), "b": (0, 2)}, new={"a": (0, (0,)), "b": (0, (1,))})
+    out = driver.cache.materialize(driver.save(rows(0, 3)))
+    copied = pickle.loads(pickle.dumps(out))
+    assert out.hidden_states is not None
+    assert type(copied.hidden_states) is dict
+    assert list(copied.hidden_states) == ["a", "b"]
+    assert all(map(torch.equal, copied.hidden_states.values(), out.hidden_states.values()))
+    assert copied.spans == dict(out.spans)
 
 
 def test_D1_rows_follow_the_runners_order() -> None:
