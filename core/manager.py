@@ -4,7 +4,7 @@ Threads: `new_step_starts`, `save_outputs`, `preallocate` and `reset` belong to 
 `materialize` and `discard_step` may be called from any thread, as may the rest.
 Locks: the manager lock covers the tables, the open step and the unconsumed steps; the log lock is
 taken inside it only to append. Neither is held across a wait, a copy, an allocation or a backend
-call (T4, T5). The engine thread waits for a staging page and for nothing else (T1).
+call (T4, T5). The engine thread waits for a staging page or device budget, and nothing else (T1).
 """
 
 from __future__ import annotations
@@ -141,9 +141,10 @@ class PrefixCacheManager:
         """Take this step's outputs, shape `(n or n_padded, …)` each; returns the step id.
 
         `req_ids` is the order of the requests' rows in the tensors, the batch order by default.
-        The tensors may be overwritten as soon as it returns (D9). Waits for a staging page,
-        bounded (S1). Until it returns nothing has changed: the step stays open and the save may
-        be repeated, for instance without the key that it refused (C3).
+        The tensors may be overwritten as soon as it returns (D9). Waits, bounded, for a page
+        (S1) and, with deferred keys, for device budget (W4). Until it returns nothing has changed:
+        the step stays open and the save may be repeated, for instance without the key that it
+        refused (C3).
         """
         padded = num_tokens_unpadded if num_tokens_padded is None else num_tokens_padded
         tables = self._tables
